@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import statistics
 from pathlib import Path
 from typing import Any, Literal
@@ -26,14 +27,14 @@ class _Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pass
 
 
-class Source(_Struct):
+class Source(_Struct, frozen=True, kw_only=True):
     commit: str | None
     dirty: bool | None
     image: str | None = None
     """Digest of the container image, where the run was in one."""
 
 
-class Gpu(_Struct):
+class Gpu(_Struct, frozen=True, kw_only=True):
     name: str
     memory_bytes: int
     sm_count: int
@@ -41,7 +42,7 @@ class Gpu(_Struct):
     l2_bytes: int
 
 
-class Clocks(_Struct):
+class Clocks(_Struct, frozen=True, kw_only=True):
     """One reading of NVML. None: the driver would not say."""
 
     sm_mhz: int | None
@@ -50,7 +51,7 @@ class Clocks(_Struct):
     temperature_c: int | None
 
 
-class Hardware(_Struct):
+class Hardware(_Struct, frozen=True, kw_only=True):
     cpu: str
     cpu_count: int
     memory_bytes: int
@@ -62,7 +63,7 @@ class Hardware(_Struct):
     end: Clocks | None = None
 
 
-class Ceilings(_Struct):
+class Ceilings(_Struct, frozen=True, kw_only=True):
     """What this machine reached in this run: the yardsticks of every fraction in the record."""
 
     copy_bytes_per_s: float | None = None
@@ -71,14 +72,14 @@ class Ceilings(_Struct):
     """8192^3 bf16 matrix product on random data."""
 
 
-class Correctness(_Struct):
+class Correctness(_Struct, frozen=True, kw_only=True):
     metric: str
     value: float | None
     """None where the result was not finite."""
     limit: float
 
 
-class Timing(_Struct):
+class Timing(_Struct, frozen=True, kw_only=True):
     """Samples of one call, in microseconds. All of them are kept; the statistics are theirs."""
 
     method: Literal["cuda_events", "cuda_graph", "perf_counter"]
@@ -115,7 +116,7 @@ class Timing(_Struct):
         return self.quantile_us(0.9)
 
 
-class Memory(_Struct):
+class Memory(_Struct, frozen=True, kw_only=True):
     """Peak over one call, from torch's allocator (allocated, reserved) and from the driver (device)."""
 
     baseline_bytes: int
@@ -127,12 +128,12 @@ class Memory(_Struct):
     """Largest single block that was allocated during the call."""
 
 
-class Energy(_Struct):
+class Energy(_Struct, frozen=True, kw_only=True):
     joules_per_call: float
     seconds: float
 
 
-class CaseResult(_Struct):
+class CaseResult(_Struct, frozen=True, kw_only=True):
     status: Status
     message: str | None = None
     correctness: Correctness | None = None
@@ -154,7 +155,7 @@ class CaseResult(_Struct):
         return self.flop / (self.timing.median_us * 1e-6)
 
 
-class VariantResult(_Struct):
+class VariantResult(_Struct, frozen=True, kw_only=True):
     status: Status
     message: str | None = None
     """One sentence for any status but ok."""
@@ -164,7 +165,7 @@ class VariantResult(_Struct):
     facts: dict[str, Any] = {}
 
 
-class Claim(_Struct):
+class Claim(_Struct, frozen=True, kw_only=True):
     """What the problem says about this machine, and whether the run bears it out."""
 
     name: str
@@ -176,7 +177,7 @@ class Claim(_Struct):
     reason: str | None = None
 
 
-class Artifact(_Struct):
+class Artifact(_Struct, frozen=True, kw_only=True):
     path: str
     """Relative to the run folder."""
     bytes: int
@@ -186,7 +187,7 @@ class Artifact(_Struct):
     variant: str | None = None
 
 
-class Record(_Struct):
+class Record(_Struct, frozen=True, kw_only=True):
     schema_version: int
     run_id: str
     problem: str
@@ -204,6 +205,8 @@ class Record(_Struct):
     variants: dict[str, VariantResult] = {}
     claims: list[Claim] = []
     artifacts: list[Artifact] = []
+    seal: str = ""
+    """sha256 of the file's bytes with this field empty; `dumps` sets it, `load` refuses a file that it does not fit."""
 
     @property
     def gpu_name(self) -> str | None:
@@ -238,22 +241,37 @@ def problems_of(record: Record) -> list[str]:
     return found
 
 
+_SEAL = re.compile(rb'"seal": "([0-9a-f]*)"\n}\n\Z')
+
+
 def dumps(record: Record) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    """The bytes of `record.json`, sealed: changing any one of them later makes `load` fail."""
+    unsealed = msgspec.structs.replace(record, seal="")
+    content = msgspec.json.format(msgspec.json.encode(unsealed), indent=1) + b"\n"
+    return _SEAL.sub(b'"seal": "%s"\n}\n' % hashlib.sha256(content).hexdigest().encode(), content)
+
+
+def _sealed(content: bytes) -> bool:
+    found = _SEAL.search(content)
+    empty = _SEAL.sub(b'"seal": ""\n}\n', content)
+    return found is not None and found[1].decode() == hashlib.sha256(empty).hexdigest()
 
 
 def load(path: Path) -> Record:
     """Read `record.json` (or the run folder that holds it).
 
-    Raises RecordError if it is not there, is not JSON of this schema, or breaks a rule.
+    Raises RecordError if it is not there, is no JSON of this schema, was edited after it was written, or breaks a rule.
     """
     file = path / "record.json" if path.is_dir() else path
     try:
-        record = msgspec.json.decode(file.read_bytes(), type=Record)
+        content = file.read_bytes()
+        record = msgspec.json.decode(content, type=Record)
     except OSError as error:
         raise RecordError(f"{file}: cannot be read ({error.strerror}).") from error
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise RecordError(f"{file}: {error}.") from error
+    if not _sealed(content):
+        raise RecordError(f"{file}: was edited after it was written (its seal does not fit its content).")
     if broken := problems_of(record):
         raise RecordError(f"{file}: {'; '.join(broken)}.")
     return record
@@ -270,7 +288,7 @@ def save(record: Record, folder: Path) -> Path:
 
 
 def write_whole(file: Path, content: bytes) -> Path:
-    """Write beside the file, flush to disk, then rename: a reader sees the old file or the new one, never half of one."""
+    """Write beside the file, flush to disk, rename: a reader sees the old file or the new one, never half of one."""
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
