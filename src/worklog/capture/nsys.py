@@ -1,0 +1,68 @@
+"""Nsight Systems: the time line of a few iterations, and its export.
+
+Two passes that are never mixed. `node` traces every kernel inside a CUDA graph, which slows the graph's launch: it says
+what ran (attribution). `graph` traces a graph as one piece, which costs little: it says how long (timing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from worklog.capture.tool import CaptureError, execute
+from worklog.nsight import NSYS_REMEDY, find_nsys, importer_fault, library_path
+
+GraphTrace = Literal["node", "graph"]
+Export = Literal["sqlite", "parquetdir"]
+
+
+def profile_argv(program: Sequence[str], report: str, *, graph_trace: GraphTrace, tool: str = "nsys") -> list[str]:
+    """The command that records `program` into `report` (a name that ends in .nsys-rep)."""
+    return [
+        tool,
+        "profile",
+        "--trace=cuda,nvtx",
+        f"--cuda-graph-trace={graph_trace}",
+        "--sample=none",
+        "--cpuctxsw=none",
+        "--capture-range=cudaProfilerApi",
+        "--capture-range-end=stop",
+        "--force-overwrite=true",
+        f"--output={report}",
+        *program,
+    ]
+
+
+def export_argv(report: str, export: str, *, kind: Export = "sqlite", tool: str = "nsys") -> list[str]:
+    """The command that turns a report into tables: one SQLite file, or a folder with a Parquet file for each table."""
+    return [tool, "export", f"--type={kind}", "--force-overwrite=true", f"--output={export}", report]
+
+
+def ready() -> Path:
+    """The nsys of this machine. Raises CaptureError (unsupported) if there is none or it could write no report."""
+    found = find_nsys()
+    if found.path is None:
+        raise CaptureError("unsupported", f"nsys is not here ({found.why}): {NSYS_REMEDY}.")
+    if fault := importer_fault(found.path):
+        raise CaptureError("unsupported", f"{found.path} can record but not write a report: {fault}.")
+    return found.path
+
+
+def run(argv: Sequence[str], made: Path, *, cwd: Path, timeout_s: float, log: Path, own: dict[str, str]) -> None:
+    """Run a command of the builders; `made` is the file or folder that it must leave.
+
+    Raises CaptureError: nsys or the program failed, the range was never entered, the importer failed, the time limit.
+    """
+    done = execute(argv, cwd=cwd, timeout_s=timeout_s, log=log, own={**own, "LD_LIBRARY_PATH": library_path()})
+    if "Importer error status" in done.output or (not made.exists() and "QdstrmImporter" in done.output):
+        reason = importer_fault(Path(argv[0])) or "run `worklog doctor`"
+        raise CaptureError("error", f"nsys recorded the program but its importer wrote no report: {reason}.")
+    if done.returncode != 0:
+        raise CaptureError("error", f"nsys {argv[1]} ended with {done.returncode}: {done.last_line}")
+    if not made.exists():
+        raise CaptureError(
+            "error",
+            f"nsys wrote no {made.name}: the program never came to cudaProfilerStart, or ran nothing on a GPU after it "
+            f"(its last line: {done.last_line}).",
+        )
