@@ -2,26 +2,110 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
 
+from worklog import problem as problems
+from worklog import runner
 from worklog.problem import ProblemError
-from worklog.record import RecordError
+from worklog.record import RecordError, dumps
+from worklog.render import terminal
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 
-def main() -> None:
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
     """Console entry: one sentence and exit 2 for a user's mistake, 130 for an interrupt, no traceback."""
     try:
-        app()
+        app(args=None if argv is None else list(argv), prog_name="worklog")
     except (ProblemError, RecordError) as error:
         typer.echo(f"worklog: {error}", err=True)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def problem_main(script: str) -> None:
+    """What `python problems/<name>/repro.py ...` does: repro, or with a first word `capture` or `profile` that.
+
+    `capture --variant V [--config C] [--case C] [--iterations N]` is the program that nsys and ncu profile.
+    """
+    folder, words = str(Path(script).resolve().parent), sys.argv[1:]
+    if words[:1] == ["capture"]:
+        from worklog import child
+
+        raise SystemExit(child.main(["capture", folder, *words[1:]]))
+    verb, rest = (words[0], words[1:]) if words[:1] == ["profile"] else ("repro", words)
+    main([verb, folder, *rest])
+
+
+@app.command("list")
+def list_problems(as_json: AsJson = False) -> None:
+    """The problems of this checkout. Example: worklog list --json"""
+    found = [problems.load(name) for name in problems.names()]
+    if as_json:
+        rows = [
+            {
+                "name": p.name,
+                "title": p.title,
+                "variants": [{"slug": v.slug, "summary": v.summary, "devices": v.devices} for v in p.variants],
+                "configs": [c.as_dict() for c in p.configs],
+            }
+            for p in found
+        ]
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    for p in found:
+        typer.echo(f"{p.name}: {p.title} ({len(p.variants)} variants)")
+
+
+@app.command()
+def repro(
+    problem: Annotated[str, typer.Argument(help="A name that `worklog list` prints, or a problem's folder.")],
+    variant: Annotated[list[str] | None, typer.Option(help="Only this one; may be given several times.")] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: the GPU if there is one.")] = "auto",
+    config: Annotated[str | None, typer.Option(help="Default: the problem's first config for the device.")] = None,
+    step: Annotated[str, typer.Option(help="The worklog's step that this run is for; part of the run id.")] = "repro",
+    out: Annotated[Path | None, typer.Option(help="The run's folder is made in here. Default: out/PROBLEM/")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit 1 if, and only if, a claim does not hold.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a problem's variants, each in a process of its own, and say which of its claims hold on this machine.
+
+    Exit code 0: reproduced as claimed; 1: a claim does not hold or a variant failed; 2: could not run.
+
+    Example: worklog repro float8_weight_only --variant bf16_eager --device cuda
+    """
+    err, chosen = Console(stderr=True, highlight=False), problems.load(problem)
+    settings = chosen.config(config, runner.choose_device(device))
+    if device not in ("auto", settings.device):
+        raise ProblemError(f"--device {device} and --config {config} disagree: that config is for {settings.device}.")
+    slugs = [chosen.variant(slug).slug for slug in variant or ()] or [v.slug for v in chosen.variants]
+    with terminal.progress(slugs, err) as notify:
+        outcome = runner.run(
+            chosen, settings, variants=slugs, step=step, out=out, argv=["worklog", *sys.argv[1:]], notify=notify
+        )
+    record = outcome.record
+    if as_json:
+        sys.stdout.buffer.write(dumps(record))
+    else:
+        terminal.show(record, chosen.title, runner.recorded(chosen) if settings.device == "cpu" else None)
+    if outcome.folder is None:
+        raise ProblemError(f"The run is over but could not be kept: {outcome.failure}")
+    err.print(f"Record: {outcome.folder}/record.json", soft_wrap=True)
+    code = runner.exit_code(record, claims_only=check)
+    if code == 2:
+        err.print("worklog: no variant could run here; the reasons are above.", soft_wrap=True)
+    raise typer.Exit(code)
 
 
 if __name__ == "__main__":
