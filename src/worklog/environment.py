@@ -76,6 +76,14 @@ def clocks() -> Clocks | None:
     return state["clocks"] if state else None
 
 
+def gpu_free_bytes() -> int | None:
+    """Free memory of the first visible GPU; None without an NVIDIA driver."""
+    seen = _cuda_devices()
+    uuid = seen[0][0] if seen else None
+    state = _nvml_state(uuid) or _smi_state(uuid)
+    return state["free_bytes"] if state else None
+
+
 def software(packages: Iterable[str] = ()) -> dict[str, str | None]:
     """Versions by name: python, torch, cuda, cudnn, triton, nsys, ncu and each of `packages`. None: not here."""
     found: dict[str, str | None] = {"python": platform.python_version()}
@@ -131,6 +139,16 @@ def _cpu_count() -> int:
 
 def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def available_memory_bytes() -> int:
+    """Memory that a new process can take: what the kernel calls available, within the cgroup's limit."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), flags=re.MULTILINE)
+    available = int(found.group(1)) << 10 if found else _memory_bytes()
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and limit.read_text().strip() != "max":
+        available = min(available, int(limit.read_text()) - int(used.read_text()))
+    return available
 
 
 def _cuda_devices() -> list[tuple[str, Gpu]]:
@@ -199,7 +217,9 @@ def _nvml_state(uuid: str | None) -> dict[str, Any] | None:
         power, limit = ask(pynvml.nvmlDeviceGetPowerUsage, gpu), ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu)
         mig = ask(pynvml.nvmlDeviceGetMigMode, gpu)
         driver = ask(pynvml.nvmlSystemGetDriverVersion)
+        memory = ask(pynvml.nvmlDeviceGetMemoryInfo, gpu)
         return {
+            "free_bytes": None if memory is None else int(memory.free),
             "driver": driver.decode() if isinstance(driver, bytes) else driver,
             "power_limit_w": None if limit is None else limit / 1e3,
             "mig": None if mig is None else bool(mig[0]),
@@ -214,7 +234,10 @@ def _nvml_state(uuid: str | None) -> dict[str, Any] | None:
         pynvml.nvmlShutdown()
 
 
-SMI_FIELDS = "uuid,driver_version,clocks.sm,clocks.mem,power.draw,enforced.power.limit,temperature.gpu,mig.mode.current"
+SMI_FIELDS = (
+    "uuid,driver_version,clocks.sm,clocks.mem,power.draw,enforced.power.limit,temperature.gpu,mig.mode.current,"
+    "memory.free"
+)
 
 
 def _smi_state(uuid: str | None) -> dict[str, Any] | None:
@@ -241,7 +264,9 @@ def _smi_state(uuid: str | None) -> dict[str, Any] | None:
         value = number(name)
         return None if value is None else int(value)
 
+    free_mib = whole("memory.free")
     return {
+        "free_bytes": None if free_mib is None else free_mib << 20,
         "driver": row["driver_version"],
         "power_limit_w": number("enforced.power.limit"),
         "mig": {"Enabled": True, "Disabled": False}.get(row["mig.mode.current"]),

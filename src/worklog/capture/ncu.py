@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worklog.capture.tool import CaptureError, execute
+from worklog.capture.tool import CaptureError, Session
 from worklog.nsight import NCU_REMEDY, PERMISSION_REMEDY, find_ncu
 from worklog.problem import ProblemError
 
@@ -79,12 +79,12 @@ def ready() -> Path:
     return found.path
 
 
-def run(argv: Sequence[str], made: Path, *, cwd: Path, timeout_s: float, log: Path, own: dict[str, str]) -> None:
+def run(argv: Sequence[str], made: Path, session: Session) -> None:
     """Run a command of `profile_argv`; `made` is the report that it must leave.
 
     Raises CaptureError: counters not permitted, no kernel matched, ncu or the program failed, the time limit.
     """
-    done = execute(argv, cwd=cwd, timeout_s=timeout_s, log=log, own=own)
+    done = session.execute(argv)
     if "ERR_NVGPUCTRPERM" in done.output:
         raise CaptureError(
             "unsupported", f"ncu may not read GPU counters here (ERR_NVGPUCTRPERM): {PERMISSION_REMEDY}."

@@ -6,11 +6,13 @@ what ran (attribution). `graph` traces a graph as one piece, which costs little:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from worklog.capture.tool import CaptureError, execute
+from worklog.capture.tool import CaptureError, Session
 from worklog.nsight import NSYS_REMEDY, find_nsys, importer_fault, library_path
 
 GraphTrace = Literal["node", "graph"]
@@ -49,12 +51,13 @@ def ready() -> Path:
     return found.path
 
 
-def run(argv: Sequence[str], made: Path, *, cwd: Path, timeout_s: float, log: Path, own: dict[str, str]) -> None:
+def run(argv: Sequence[str], made: Path, session: Session) -> None:
     """Run a command of the builders; `made` is the file or folder that it must leave.
 
     Raises CaptureError: nsys or the program failed, the range was never entered, the importer failed, the time limit.
     """
-    done = execute(argv, cwd=cwd, timeout_s=timeout_s, log=log, own={**own, "LD_LIBRARY_PATH": library_path()})
+    own = {**(os.environ if session.own is None else session.own), "LD_LIBRARY_PATH": library_path()}
+    done = replace(session, own=own).execute(argv)
     if "Importer error status" in done.output or (not made.exists() and "QdstrmImporter" in done.output):
         reason = importer_fault(Path(argv[0])) or "run `worklog doctor`"
         raise CaptureError("error", f"nsys recorded the program but its importer wrote no report: {reason}.")

@@ -6,9 +6,10 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from worklog.problem import ProblemError
@@ -60,47 +61,64 @@ def environment(own: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: value for name, value in own.items() if name in PASSED or name.startswith(PASSED_PREFIXES)}
 
 
-def execute(
-    argv: Sequence[str], *, cwd: Path, timeout_s: float, log: Path, own: Mapping[str, str] | None = None
-) -> Finished:
-    """Run `argv` in `cwd` with `environment(own)`; append what it prints to `log`.
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """How the commands of one capture run: where, for how long, with which variables, and where their output goes."""
 
-    Raises CaptureError (timeout) after killing the tool and all that it started, (unsupported) if it cannot be started.
-    """
-    started = time.monotonic()
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as out:
-        begin = out.tell()
-        try:
-            process = subprocess.Popen(
-                argv,
-                cwd=cwd,
-                env=environment(own),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise CaptureError("unsupported", f"{argv[0]} cannot be started ({error.strerror}).") from error
-        try:
-            returncode = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            kill_tree(process)
-            raise CaptureError(
-                "timeout", f"{Path(argv[0]).name} was killed after its time limit of {timeout_s:g} s."
-            ) from None
-        except BaseException:
-            kill_tree(process)
-            raise
-    with log.open("rb") as kept:
-        kept.seek(begin)
-        output = kept.read().decode(errors="replace")
-    return Finished(returncode, output, time.monotonic() - started)
+    cwd: Path
+    timeout_s: float
+    log: Path
+    own: Mapping[str, str] | None = None
+    """Variables to choose from; None: os.environ."""
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set from outside to end the command early."""
+
+    def execute(self, argv: Sequence[str]) -> Finished:
+        """Run `argv` with `environment(own)`; append what it prints to `log`.
+
+        Raises CaptureError: "unsupported" if it cannot be started; "timeout", or "error" when `stop` was set, after the
+        tool and everything that it started are dead.
+        """
+        started = time.monotonic()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as out:
+            begin = out.seek(0, os.SEEK_END)
+            try:
+                process = subprocess.Popen(
+                    argv,
+                    cwd=self.cwd,
+                    env=environment(self.own),
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise CaptureError("unsupported", f"{argv[0]} cannot be started ({error.strerror}).") from error
+            try:
+                returncode = self._wait(process, Path(argv[0]).name)
+            finally:
+                kill_tree(process)
+        with self.log.open("rb") as kept:
+            kept.seek(begin)
+            output = kept.read().decode(errors="replace")
+        return Finished(returncode, output, time.monotonic() - started)
+
+    def _wait(self, process: subprocess.Popen[bytes], name: str) -> int:
+        end = time.monotonic() + self.timeout_s
+        while time.monotonic() < end:
+            try:
+                return process.wait(0.1)
+            except subprocess.TimeoutExpired:
+                if self.stop.is_set():
+                    raise CaptureError("error", f"{name} was interrupted.") from None
+        raise CaptureError("timeout", f"{name} was killed after its time limit of {self.timeout_s:g} s.")
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and every descendant; a profiler starts the program in a process group of its own."""
+    """Kill a process that still runs, and its descendants; a profiler starts the program in a group of its own."""
+    if process.poll() is not None:
+        return
     doomed = [process.pid, *_descendants(process.pid)]
     for pid in doomed:
         try:
