@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     measuring.add_argument("--config", required=True)
     measuring.add_argument("--result", type=Path, required=True)
     capturing.add_argument("problem")
-    capturing.add_argument("variant")
+    capturing.add_argument("--variant", required=True)
     capturing.add_argument("--config", help="default: the problem's first for cuda, or for cpu where there is no GPU")
     capturing.add_argument("--case", help="default: the first")
     capturing.add_argument("--iterations", type=int, default=3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,10 +22,10 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Console entry: one sentence and exit 2 for a user's mistake, 130 for an interrupt, no traceback."""
     try:
-        app(args=None if argv is None else list(argv), prog_name="worklog")
+        app(prog_name="worklog")
     except (ProblemError, RecordError) as error:
         typer.echo(f"worklog: {error}", err=True)
         raise SystemExit(2) from None
@@ -45,7 +44,8 @@ def problem_main(script: str) -> None:
 
         raise SystemExit(child.main(["capture", folder, *words[1:]]))
     verb, rest = (words[0], words[1:]) if words[:1] == ["profile"] else ("repro", words)
-    main([verb, folder, *rest])
+    sys.argv = ["worklog", verb, folder, *rest]
+    main()
 
 
 @app.command("list")
@@ -104,8 +104,95 @@ def repro(
     err.print(f"Record: {outcome.folder}/record.json", soft_wrap=True)
     code = runner.exit_code(record, claims_only=check)
     if code == 2:
-        err.print("worklog: no variant could run here; the reasons are above.", soft_wrap=True)
+        reasons = {v.message for v in record.variants.values() if v.status == "unsupported"}
+        err.print(f"worklog: no variant could run: {'; '.join(sorted(map(str, reasons)))}.", soft_wrap=True)
     raise typer.Exit(code)
+
+
+@app.command("profile")
+def profile_verb(
+    problem: Annotated[str, typer.Argument(help="A name that `worklog list` prints, or a problem's folder.")],
+    tool: Annotated[Literal["torch", "nsys", "ncu", "memory"], typer.Option("--with", help="The profiler.")],
+    variant: Annotated[
+        list[str] | None, typer.Option(help="May be given several times. Default: the baseline.")
+    ] = None,
+    case: Annotated[str | None, typer.Option(help="Default: the problem's first case.")] = None,
+    config: Annotated[str | None, typer.Option(help="Default: the problem's first config for this machine.")] = None,
+    kernel: Annotated[str | None, typer.Option(help="ncu: regular expression for the kernel's name.")] = None,
+    launch_skip: Annotated[int, typer.Option(help="ncu: matching launches to pass over.")] = 0,
+    launch_count: Annotated[int, typer.Option(help="ncu: launches to count.")] = 10,
+    iterations: Annotated[int | None, typer.Option(help="Runs of the case. Default: 3, for ncu and memory 1.")] = None,
+    which: Annotated[
+        Literal["attribution", "timing", "both"],
+        typer.Option("--pass", help="torch, nsys: what ran (slows the host), how long, or one after the other."),
+    ] = "both",
+    export: Annotated[
+        Literal["sqlite", "parquetdir"], typer.Option(help="nsys: form of the exported tables.")
+    ] = "sqlite",
+    out: Annotated[Path | None, typer.Option(help="The run's folder is made in here. Default: out/PROBLEM/")] = None,
+    show: Annotated[bool, typer.Option("--print", help="Show the commands and run nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Profile a variant and keep its traces with a record of how they were made. Profiled times are no results.
+
+    Exit code 0: captured; 1: a capture failed; 2: this machine cannot make it (the message says what is missing).
+
+    Example: worklog profile float8_weight_only --with ncu --variant ao0130_eager --kernel '.*elementwise.*' --print
+    """
+    from worklog import profile
+
+    err, chosen = Console(stderr=True, highlight=False), problems.load(problem)
+    request = profile.Request(
+        tool=tool,
+        case=case,
+        config=config,
+        kernel=kernel,
+        launch_skip=launch_skip,
+        launch_count=launch_count,
+        iterations=iterations,
+        which=which,
+        export=export,
+    )
+    slugs = [chosen.variant(slug).slug for slug in variant or ()] or [chosen.variants[0].slug]
+    if show:
+        script, folder = profile.relative(chosen.folder / "repro.py"), f"out/{chosen.name}"
+        every = [c for slug in slugs for c in profile.commands(script, slug, request, folder=folder)]
+        typer.echo("\n\n".join(profile.printed(command.argv) for command in every))
+        return
+
+    def complain(text: str) -> None:
+        err.print(f"worklog: {text}", soft_wrap=True, markup=False)
+
+    with err.status("starting") as status:
+        outcome = profile.profile(
+            chosen, slugs, request, out=out, argv=["worklog", *sys.argv[1:]], notify=status.update, complain=complain
+        )
+    if outcome.folder is None:
+        raise ProblemError(f"The capture is over but could not be kept: {outcome.failure}")
+    if as_json:
+        sys.stdout.buffer.write(dumps(outcome.record))
+    else:
+        for kept in outcome.record.artifacts:
+            typer.echo(f"{kept.bytes / 2**20:8.2f} MiB  {outcome.folder / kept.path}")
+    raise typer.Exit(runner.exit_code(outcome.record))
+
+
+@app.command("doctor")
+def doctor_verb(as_json: AsJson = False) -> None:
+    """What is here, what each missing thing disables, and how to get it. Example: worklog doctor --json
+
+    Exit code 0: a CPU run is possible at least; 2: not even that.
+    """
+    from worklog import doctor
+
+    err = Console(stderr=True, highlight=False)
+    with err.status("looking"):
+        found = doctor.diagnose()
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=1))
+    else:
+        terminal.show_checks(found)
+    raise typer.Exit(0 if found.cpu_run else 2)
 
 
 if __name__ == "__main__":

@@ -179,7 +179,10 @@ def load(name: str) -> Problem:
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ProblemError(f"{script} cannot be loaded: {type(error).__name__}: {error}.") from error
     missing = [n for n in ("TITLE", "VARIANTS", "CONFIGS", "build", "claims") if not hasattr(module, n)]
     if missing:
         raise ProblemError(f"{script} does not define {', '.join(missing)}.")

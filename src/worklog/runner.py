@@ -255,7 +255,8 @@ def staging(parent: Path, record: Record) -> Iterator[Path]:
         try:
             save(record, folder)
         except RecordError as error:
-            raise ProblemError(f"{error} Free some space or choose another folder with --out.") from error
+            why = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
+            raise ProblemError(f"{parent}: cannot be written ({why}); choose another folder with --out.") from error
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -16,6 +16,7 @@ COLOURS = {"ok": "green", "skipped": "dim", "unsupported": "yellow"}
 NONE = "-"
 WIDTH = 120
 """Columns where stdout is a file or a pipe."""
+NARROW = 100
 CPU_NOTE = "CPU run at a small size: what a CPU can show. Its times are not the finding."
 
 
@@ -25,30 +26,40 @@ def show(record: Record, title: str, beside: Record | None) -> None:
     if not console.is_terminal:
         console.width = WIDTH
     heading = title if record.config["device"] == "cuda" else f"{title}\n{CPU_NOTE}"
-    console.print(report(record, heading))
+    console.print(report(record, heading, console.width))
     if record.config["device"] == "cpu":
         console.print()
         if beside is None:
             console.print("No GPU run of this problem is recorded in reports/.")
         else:
-            console.print(report(beside, f"RECORDED on {beside.gpu_name} on {beside.started_utc[:10]}, not run here:"))
+            console.print(
+                report(
+                    beside, f"RECORDED on {beside.gpu_name} on {beside.started_utc[:10]}, not run here:", console.width
+                )
+            )
 
 
-def report(record: Record, title: str) -> Group:
+def report(record: Record, title: str, width: int = WIDTH) -> Group:
     """Where and when, one block of rows a case, what failed, and the claims."""
     where = record.gpu_name or f"CPU ({record.hardware.cpu}, {record.hardware.cpu_count} cores)"
     parts: list[RenderableType] = [Text(title, style="bold"), Text(f"{where}, {record.started_utc}, {record.run_id}")]
     if cases := case_names(record):
-        parts.append(case_table(record, cases))
-    parts += [
-        Text.assemble(
-            (slug, "bold"), ": ", (variant.status, COLOURS.get(variant.status, "red")), f": {variant.message}"
-        )
-        for slug, variant in record.variants.items()
-        if variant.status != "ok"
-    ]
+        parts.append(case_table(record, cases, width))
+    parts += failures(record)
     parts += [claim_line(claim) for claim in record.claims]
     return Group(*parts)
+
+
+def failures(record: Record) -> list[Text]:
+    """One line for each status and message; the variants that share it stand in front."""
+    sharing: dict[tuple[str, str | None], list[str]] = {}
+    for slug, variant in record.variants.items():
+        if variant.status != "ok":
+            sharing.setdefault((variant.status, variant.message), []).append(slug)
+    return [
+        Text.assemble((", ".join(slugs), "bold"), ": ", (status, COLOURS.get(status, "red")), f": {message}")
+        for (status, message), slugs in sharing.items()
+    ]
 
 
 def case_names(record: Record) -> list[str]:
@@ -56,11 +67,11 @@ def case_names(record: Record) -> list[str]:
     return list(dict.fromkeys(name for variant in record.variants.values() for name in variant.cases))
 
 
-def case_table(record: Record, cases: Iterable[str]) -> Table:
+def case_table(record: Record, cases: Iterable[str], width: int) -> Table:
     """Median time, its ratio to the first variant's, least bytes over it, their share of the copy ceiling, memory."""
     results = [case for variant in record.variants.values() for case in variant.cases.values()]
     ceiling = record.ceilings.copy_bytes_per_s
-    columns = ["time", "p10 .. p90", "ratio"]
+    columns = ["time", "p10 .. p90", "ratio"] if width > NARROW else ["time", "ratio"]
     columns += ["GB/s"] if any(case.bytes for case in results) else []
     columns += ["of copy"] if ceiling and any(case.bytes for case in results) else []
     columns += ["peak", "largest"] if any(case.memory for case in results) else []
@@ -146,7 +157,7 @@ def claim_line(claim: Claim) -> Text:
 def progress(slugs: Sequence[str], console: Console) -> Iterator[Callable[[str, VariantResult | None], None]]:
     """A bar over the variants and a line for each that ends; yields what the runner calls when one starts or ends."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("starting", total=len(slugs))
 
         def notify(slug: str, result: VariantResult | None) -> None:
@@ -155,6 +166,6 @@ def progress(slugs: Sequence[str], console: Console) -> Iterator[Callable[[str, 
                 return
             bar.advance(task)
             status = Text(result.status, style=COLOURS.get(result.status, "red"))
-            bar.console.print(Text.assemble(f"{slug}: ", status, f", {result.seconds:.1f} s"))
+            console.print(Text.assemble(f"{slug}: ", status, f", {result.seconds:.1f} s"))
 
         yield notify
