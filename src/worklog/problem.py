@@ -37,7 +37,7 @@ class ProblemError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One way to run the workload. Its slug is the CLI value, the NVTX range, the record's key and the worklog's word."""
+    """One way to run the workload. Its slug is the CLI value, the NVTX range, the record's key, the worklog's word."""
 
     slug: str
     summary: str
@@ -155,7 +155,7 @@ def root() -> Path:
 
 
 def packages_folder() -> Path:
-    """Where packages that need a directory of their own lie, as `<name>-<version>/`: $WORKLOG_PACKAGES or .packages/."""
+    """Where packages that need a folder of their own lie, as `<name>-<version>/`: $WORKLOG_PACKAGES or .packages/."""
     return Path(os.environ.get("WORKLOG_PACKAGES") or root() / ".packages")
 
 
@@ -176,7 +176,8 @@ def load(name: str) -> Problem:
     folder = folder.resolve()
     sys.path.insert(0, str(folder))  # a problem's own modules (its kernels) are imported by plain name
     spec = importlib.util.spec_from_file_location(f"problem_{folder.name}", folder / "repro.py")
-    assert spec and spec.loader
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
