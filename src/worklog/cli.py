@@ -191,7 +191,9 @@ def doctor_verb(as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1))
     else:
-        terminal.show_checks(found)
+        console = Console(highlight=False)
+        console.width = console.width if console.is_terminal else terminal.WIDTH
+        console.print(doctor.table(found))
     raise typer.Exit(0 if found.cpu_run else 2)
 
 

@@ -15,6 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rich.table import Table
+from rich.text import Text
+
 from worklog import environment, nsight
 from worklog.problem import ProblemError, load, names, packages_folder, root
 
@@ -60,6 +63,21 @@ def diagnose() -> Diagnosis:
     checks += [_nsys(), _ncu(), _counters(), *_python_packages(), *_side_packages()]
     checks += [*_docker(), _container(), _memory(), _disk()]
     return Diagnosis(checks)
+
+
+def table(diagnosis: Diagnosis) -> Table:
+    """One row a check; under what is not ok, what it disables and the remedy."""
+    colours = {"ok": "green", "missing": "yellow", "fault": "red", "unknown": "yellow"}
+    what = "CPU and GPU runs" if diagnosis.gpu_run else "CPU runs" if diagnosis.cpu_run else "no runs"
+    shown = Table(title=f"This machine: {what}", box=None, title_justify="left", pad_edge=False)
+    for column in ("what", "state", "found"):
+        shown.add_column(column, overflow="fold")
+    for check in diagnosis.checks:
+        found = Text(check.found)
+        if check.state != "ok":
+            found.append(f"\nwithout it: {check.disables}\nremedy: {check.remedy}", style="dim")
+        shown.add_row(check.name, Text(check.state, style=colours[check.state]), found)
+    return shown
 
 
 def _python() -> Check:
