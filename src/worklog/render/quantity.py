@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from worklog.problem import ProblemError
+
 Dims = tuple[int, int, int, int]
 """Exponents of second, byte, floating-point operation, joule."""
 
@@ -70,7 +72,7 @@ _SUFFIXES: tuple[tuple[str, float, Dims], ...] = (
 )
 
 
-class PageError(Exception):
+class PageError(ProblemError):
     """A page that cannot be rendered as it stands; the message says what and, once known, where."""
 
 
@@ -155,6 +157,29 @@ class Quantity(float):
 
     def __abs__(self) -> Quantity:
         return Quantity(abs(float(self)), self.scale, self.dims, self.runs)
+
+    def _against(self, other: Any) -> float:
+        """`other` in this one's unit; a plain number is taken to be in it."""
+        if not isinstance(other, Quantity):
+            return float(other)
+        if other.dims != self.dims:
+            raise PageError(f"{unit_name(self)} and {unit_name(other)} cannot be compared")
+        return other.base / self.scale
+
+    def __lt__(self, other: Any) -> bool:
+        return float(self) < self._against(other)
+
+    def __le__(self, other: Any) -> bool:
+        return float(self) <= self._against(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return float(self) > self._against(other)
+
+    def __ge__(self, other: Any) -> bool:
+        return float(self) >= self._against(other)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (int, float)) and float(self) == self._against(other)
 
     def __str__(self) -> str:
         return plain(self)
