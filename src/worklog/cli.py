@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -195,6 +196,63 @@ def doctor_verb(as_json: AsJson = False) -> None:
         console.width = console.width if console.is_terminal else terminal.WIDTH
         console.print(doctor.table(found))
     raise typer.Exit(0 if found.cpu_run else 2)
+
+
+@app.command()
+def render(
+    problem: Annotated[str | None, typer.Argument(help="Default: every problem.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if a file would change.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make WORKLOG.md, its figures and the README's index from the templates and reports/.
+
+    Prints the files that it wrote. Exit code 2: a page cannot be rendered as it stands; the place is named.
+
+    Example: worklog render float8_weight_only --check
+    """
+    from worklog.render import stale, write
+
+    names = [problems.load(problem).name] if problem else problems.names()
+    files = stale(problems.root(), names)
+    if not check:
+        write(files)
+    changed = [str(file.relative_to(problems.root())) for file in sorted(files)]
+    typer.echo(json.dumps(changed, indent=1) if as_json else "\n".join(changed) or "Nothing to change.")
+    raise typer.Exit(1 if check and changed else 0)
+
+
+@app.command("check")
+def check_verb(
+    problem: Annotated[str | None, typer.Argument(help="Default: every problem, and the repository's pages.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Verify records, artifacts, pages, commands, links, folders and pins; print each failure with its place.
+
+    Exit code 0: nothing is wrong; 1: something is. Example: worklog check float8_weight_only --json
+    """
+    from worklog import check
+
+    root = problems.root()
+    err = Console(stderr=True, highlight=False)
+    with err.status("checking"):
+        found = check.run(root, [problem] if problem else check.folders_of(root), app)
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(failure) for failure in found], indent=1))
+    else:
+        typer.echo("\n".join(map(str, found)) or "Nothing is wrong.")
+    raise typer.Exit(1 if found else 0)
+
+
+@app.command("new")
+def new_verb(name: Annotated[str, typer.Argument(help="snake_case; the subject, not the verdict.")]) -> None:
+    """Make a problem folder that runs, renders and passes `worklog check`. Example: worklog new slow_softmax"""
+    from worklog import new
+
+    folder = new.create(name)
+    from worklog.render import stale, write
+
+    write(stale(problems.root(), []))
+    typer.echo(f"{folder.relative_to(problems.root())}: run it with `worklog repro {name}`, then edit its files.")
 
 
 if __name__ == "__main__":
