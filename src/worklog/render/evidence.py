@@ -113,12 +113,12 @@ class CaseView:
     @property
     def fraction(self) -> Quantity:
         """bytes_per_s over the copy bandwidth that the same run measured."""
-        return self.bytes_per_s / self._variant.run.ceilings["copy_bytes_per_s"]
+        return self.bytes_per_s / self._variant.run.ceiling("copy_bytes_per_s")
 
     @property
     def flop_fraction(self) -> Quantity:
         """flop_per_s over the matrix-product rate that the same run measured."""
-        return self.flop_per_s / self._variant.run.ceilings["matmul_flop_per_s"]
+        return self.flop_per_s / self._variant.run.ceiling("matmul_flop_per_s")
 
     @property
     def error(self) -> Quantity:
@@ -208,6 +208,11 @@ class Run:
         self.artifacts = {artifact.path: artifact for artifact in record.artifacts}
         self.variants = [VariantView(slug, self, result) for slug, result in record.variants.items()]
 
+    def ceiling(self, name: str) -> Quantity:
+        if name not in self.ceilings:
+            raise PageError(f"{self.id} measured no {name}")
+        return self.ceilings[name]
+
     def pick(self, *slugs: str) -> list[VariantView]:
         """These variants, in this order: rows for table()."""
         return [getattr(self, slug) for slug in slugs]
@@ -253,22 +258,23 @@ class Library:
         self.used[run_id] = Run(record, folder)
         return self.used[run_id]
 
-    def file(self, run_id: str, path: str) -> Path:
+    def file(self, run: str | Run, path: str) -> Path:
         """A file of a run folder. Raises PageError unless the record lists it with this very content."""
-        run = self.run(run_id)
+        run = self.run(run) if isinstance(run, str) else run
         listed = run.artifacts.get(path)
         if listed is None:
-            raise PageError(f"{run_id} lists no artifact {path!r}; it lists: {', '.join(run.artifacts) or 'none'}")
+            raise PageError(f"{run.id} lists no artifact {path!r}; it lists: {', '.join(run.artifacts) or 'none'}")
         file = run.folder / path
         if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != listed.sha256:
-            raise PageError(f"{run_id}: {path} is missing or not the file that the record describes")
+            raise PageError(f"{run.id}: {path} is missing or not the file that the record describes")
         return file
 
-    def evidence(self, run_id: str, path: str) -> Any:
+    def evidence(self, run: str | Run, path: str) -> Any:
         """A small JSON, JSON.gz or CSV file of a run folder; its numbers are Quantities, units from the keys' ends."""
-        file = self.file(run_id, path)
+        run = self.run(run) if isinstance(run, str) else run
+        file = self.file(run, path)
         content = gzip.decompress(file.read_bytes()) if path.endswith(".gz") else file.read_bytes()
-        origin = self.run(run_id).origin
+        origin = run.origin
         bare = path.removesuffix(".gz")
         if bare.endswith(".json"):
             return tagged("", msgspec.json.decode(content), origin)

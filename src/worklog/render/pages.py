@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateSyntaxError
+from jinja2 import FileSystemLoader, StrictUndefined, Template, TemplateError, TemplateSyntaxError, Undefined
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import SandboxedEnvironment
 
@@ -91,7 +91,7 @@ class _Author:
     def artifact(self, run: str | Run, path: str, text: str | None = None) -> str:
         """A link to a file of a run folder. Raises PageError unless the record lists it with this content."""
         found = self._run(run)
-        self.library.file(found.id if found.problem == self.library.problem else f"{found.problem}/{found.id}", path)
+        self.library.file(found, path)
         return f"[{text or f'`{path}`'}]({self._link(found)}{path})"
 
     def cite(self, value: float | str, unit: str, source: str) -> Quantity | str:
@@ -166,6 +166,8 @@ def verdict(predicted: Quantity, measured: Quantity | None, within: float | str 
 
 def _finalize(value: Any) -> Any:
     """What an expression may print: text, whole numbers, and quantities; nothing that came from nowhere."""
+    if isinstance(value, Undefined):
+        return str(value)  # raises, with the name that is missing
     if value is None:
         raise PageError("this prints None: the record has no such value")
     if isinstance(value, float) and not isinstance(value, Quantity):
@@ -214,19 +216,19 @@ def render(folder: Path, source: str = "WORKLOG.md.j2") -> Page:
         raise PageError(f"{short}: cannot be read ({error.strerror})") from error
     author = _Author(folder)
     try:
-        made = environment(folder)
-        template = made.get_template(source)
+        template = environment(folder).get_template(source)
+    except TemplateSyntaxError as error:
+        raise PageError(f"{short}:{error.lineno}: {error.message}") from error
+    try:
         if found := prose.unbound(text):
             raise PageError("\n".join(f"{short}:{one.line}: {one}" for one in found))
         names = {**author.names(), **_configs(folder)}
         module = template.make_module(names)
         body = author.finish(str(module))
-    except TemplateSyntaxError as error:
-        raise PageError(f"{short}:{error.lineno}: {error.message}") from error
     except (PageError, TemplateError, SecurityError, TypeError, ValueError, KeyError) as error:
         if str(error).startswith(f"{short}:"):
             raise
-        raise PageError(f"{short}:{_line(error, file)}: {error}") from error
+        raise PageError(f"{short}:{_line(error, template)}: {error}") from error
     note = (
         f"<!-- Made from {source} and reports/ by `worklog render {folder.name}`. Edit that file, not this one. -->\n"
     )
@@ -245,9 +247,10 @@ def _configs(folder: Path) -> Mapping[str, Any]:
     return {"config": configs[default.name], "configs": configs, "problem": folder.name, "title": loaded.title}
 
 
-def _line(error: BaseException, file: Path) -> int:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-    return frames[-1].lineno or 1 if frames else 1
+def _line(error: BaseException, template: Template) -> int:
+    """The template's line that was being rendered when the error came up."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == template.filename]
+    return template.get_corresponding_lineno(frames[-1].lineno or 1) if frames else 1
 
 
 def outputs(folder: Path) -> tuple[list[Page], dict[Path, bytes]]:

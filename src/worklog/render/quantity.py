@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from jinja2 import Undefined
+
 from worklog.problem import ProblemError
 
 Dims = tuple[int, int, int, int]
@@ -203,6 +205,10 @@ def in_unit(value: Any, unit: str) -> float:
     for a bare float, which nothing vouches for.
     """
     scale, dims = UNITS[unit]
+    if isinstance(value, Undefined):
+        str(value)  # raises, with the name that is missing
+    if value is None:
+        raise PageError("the record has no such value (null)")
     if not isinstance(value, Quantity):
         raise PageError(f"{value!r} comes from no record, config, cite() or predict(); it cannot be printed as {unit}")
     if value.dims == dims:
