@@ -72,6 +72,7 @@ def words_of(block: Block) -> Iterator[tuple[int, list[str]]]:
 def check(root: Path, page: Path, app: Any) -> Iterator[Failure]:
     """Every shell block of a Markdown file. `app` is the typer application whose verbs may be called."""
     place = str(page.relative_to(root))
+    known = set(problem.names())
     for block in blocks(page.read_text(encoding="utf-8")):
         done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, timeout=30)
         if done.returncode:
@@ -80,17 +81,19 @@ def check(root: Path, page: Path, app: Any) -> Iterator[Failure]:
             yield Failure(place, line, f"bash does not parse this: {found[2] if found else done.stderr.strip()}")
             continue
         for line, words in words_of(block):
-            if message := _fault(root, words, app):
+            if words[:2] == ["worklog", "new"]:
+                known |= set(words[2:3])  # a page may go on with the problem that it has just made
+            if message := _fault(root, words, app, known):
                 yield Failure(place, line, f"`{shlex.join(words)}`: {message}")
 
 
-def _fault(root: Path, words: list[str], app: Any) -> str | None:
+def _fault(root: Path, words: list[str], app: Any, known: set[str]) -> str | None:
     head = words[0]
     if head == "worklog":
-        return _verb(words[1:], app)
+        return _verb(words[1:], app, known)
     if head.startswith("python"):
         if words[1:3] == ["-m", "worklog"]:
-            return _verb(words[3:], app)
+            return _verb(words[3:], app, known)
         scripts = [word for word in words[1:2] if word.endswith(".py")]
         if not scripts:
             return None
@@ -99,7 +102,7 @@ def _fault(root: Path, words: list[str], app: Any) -> str | None:
         if scripts[0].startswith("problems/") and scripts[0].endswith("/repro.py") and words[2:3] != ["capture"]:
             rest = words[2:]
             verb = ["profile", *rest[1:]] if rest[:1] == ["profile"] else ["repro", *rest]
-            return _verb([verb[0], Path(scripts[0]).parent.name, *verb[1:]], app)
+            return _verb([verb[0], Path(scripts[0]).parent.name, *verb[1:]], app, known)
         return None
     if _SCRIPT.match(head):
         file = root / head
@@ -110,7 +113,7 @@ def _fault(root: Path, words: list[str], app: Any) -> str | None:
     return None
 
 
-def _verb(words: list[str], app: Any) -> str | None:
+def _verb(words: list[str], app: Any, known: set[str]) -> str | None:
     """What `worklog` would say to these words, without running anything."""
     from typer.main import get_command
 
@@ -128,6 +131,6 @@ def _verb(words: list[str], app: Any) -> str | None:
         return str(error.format_message()) if hasattr(error, "format_message") else str(error)
     named = context.params.get("problem")
     for name in named if isinstance(named, (list, tuple)) else [named]:
-        if isinstance(name, str) and "/" not in name and name not in problem.names() and name.islower():
+        if isinstance(name, str) and "/" not in name and name not in known and name.islower():
             return f"there is no problem {name!r}"
     return None
