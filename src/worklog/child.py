@@ -22,7 +22,7 @@ import msgspec
 from worklog import environment
 from worklog.capture import memory_snapshot, torch_profiler
 from worklog.measure import case as measured
-from worklog.measure import ceilings
+from worklog.measure import ceilings, timing
 from worklog.problem import Case, Config, Device, Problem, ProblemError, Variant, Workload, load, packages_folder
 from worklog.record import RecordError, VariantResult, write_whole
 
@@ -166,8 +166,10 @@ def nvtx_range(slug: str, config: Config) -> Iterator[None]:
 def capture(problem: Problem, variant: Variant, chosen: argparse.Namespace) -> None:
     """Warm up, then `chosen.iterations` runs of one case in an NVTX range, on CUDA between cudaProfilerStart and Stop.
 
-    The warm-up is `case.warmup` runs, two at least, so that what compiles or records a graph has done so. Raises
-    ProblemError for an unknown case or where the variant cannot run here.
+    The warm-up is `case.warmup` runs, two at least, so that what compiles or records a graph has done so. What is
+    captured is what is timed, a graph's replay where the case asks for one; only the passes that attribute to Python
+    and to the allocator run the case itself, because a replay has neither. Raises ProblemError for an unknown case or
+    where the variant cannot run here.
     """
     config = problem.config(chosen.config, "cuda") if chosen.config else problem.config(None, here())
     if reason := unmet(variant, config):
@@ -175,18 +177,21 @@ def capture(problem: Problem, variant: Variant, chosen: argparse.Namespace) -> N
     import torch
 
     case = find(build(problem, variant, config).cases, chosen.case)
-    cuda = config.device == "cuda"
+    cuda, run = config.device == "cuda", case.run
 
     def runs() -> None:
         with nvtx_range(variant.slug, config):
             for _ in range(chosen.iterations):
-                case.run()
+                run()
         if cuda:
             torch.cuda.synchronize()
 
     with torch.inference_mode():
         for _ in range(max(case.warmup, 2)):
-            case.run()
+            run()
+        if chosen.plain or not (chosen.trace or chosen.snapshot):
+            run = timing.prepare(case, config.device)
+            run()
         if cuda:
             torch.cuda.synchronize()
         if chosen.trace:

@@ -35,6 +35,7 @@ def trace(run: Callable[[], object], file: Path, plain: bool = False) -> None:
             record_shapes=not plain,
             with_stack=not plain,
             with_modules=not plain,
+            acc_events=True,
         ) as profiler:
             for _ in range(2):
                 run()
