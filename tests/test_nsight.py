@@ -87,16 +87,20 @@ def test_an_nsys_without_an_importer_near_it_is_not_blamed(tmp_path: Path) -> No
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 def test_all_missing_libraries_of_a_real_program_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
     for name in ("libabsent_a.so.1", "libabsent_b.so.2"):
         (tmp_path / "empty.c").write_text(f"int f_{name[10]}(void) {{ return 0; }}")
-        subprocess.run(["gcc", "-shared", f"-Wl,-soname,{name}", "-o", name, "empty.c"], cwd=tmp_path, check=True)
+        subprocess.run(
+            ["gcc", "-shared", f"-Wl,-soname,{name}", "-o", f"libraries/{name}", "empty.c"], cwd=tmp_path, check=True
+        )
     (tmp_path / "main.c").write_text("int f_a(void); int f_b(void); int main(void) { return f_a() + f_b(); }")
-    argv = ["gcc", "main.c", "-L.", "-l:libabsent_a.so.1", "-l:libabsent_b.so.2", "-o", "importer"]
+    argv = ["gcc", "main.c", "-Llibraries", "-l:libabsent_a.so.1", "-l:libabsent_b.so.2", "-o", "importer"]
     subprocess.run(argv, cwd=tmp_path, check=True)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     monkeypatch.delenv("WORKLOG_NSYS_LIBRARY_PATH", raising=False)
     assert set(nsight.missing_libraries(tmp_path / "importer")) == {"libabsent_a.so.1", "libabsent_b.so.2"}
-    monkeypatch.setenv("WORKLOG_NSYS_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("WORKLOG_NSYS_LIBRARY_PATH", str(libraries))
     assert nsight.missing_libraries(tmp_path / "importer") == []
 
 

@@ -117,26 +117,31 @@ def importer_fault(nsys: Path) -> str | None:
         faults.append(f"nsys looks for its importer in {link}, which is missing: ln -s {importer.parent.name} {link}")
     if missing := missing_libraries(importer):
         faults.append(
-            f"its importer lacks {', '.join(missing)}: apt-get install libdw1 libelf1, or unpack the two packages "
-            "(dpkg -x PACKAGE.deb FOLDER) and set WORKLOG_NSYS_LIBRARY_PATH=FOLDER/usr/lib/x86_64-linux-gnu"
+            f"its importer lacks {', '.join(missing)}: apt-get install libdw1 libelf1 (they hold libdw and libelf), or "
+            "unpack them (dpkg -x PACKAGE.deb FOLDER) and set WORKLOG_NSYS_LIBRARY_PATH=FOLDER/usr/lib/x86_64-linux-gnu"
         )
     return "; ".join(faults) or None
 
 
 def missing_libraries(program: Path) -> list[str]:
-    """Shared libraries that the loader does not find for `program`: those ldd names and the one a start stops at."""
-    environment = {**os.environ, "LC_ALL": "C", "LD_LIBRARY_PATH": library_path()}
-    missing: list[str] = []
-    for argv, pattern in (
-        (["ldd", str(program)], r"^\s*(\S+) => not found"),
-        ([str(program), "--help"], r"error while loading shared libraries: ([^:\s]+)"),
-    ):
-        try:
-            done = subprocess.run(argv, capture_output=True, text=True, timeout=30, env=environment, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            continue
-        missing += re.findall(pattern, done.stdout + done.stderr, flags=re.MULTILINE)
-    return list(dict.fromkeys(missing))
+    """Shared libraries for want of which `program` does not start; empty if it starts.
+
+    The loader stops at the first one; ldd names the others. The program's own folder is searched too, as nsys does.
+    """
+    path = f"{program.parent}:{library_path()}".rstrip(":")
+    own = {**os.environ, "LC_ALL": "C", "LD_LIBRARY_PATH": path}
+    first = re.findall(r"error while loading shared libraries: ([^:\s]+)", _said([str(program), "--help"], own))
+    if not first:
+        return []
+    return list(dict.fromkeys(first + re.findall(r"^\s*(\S+) => not found", _said(["ldd", str(program)], own), re.M)))
+
+
+def _said(argv: Sequence[str], own: dict[str, str]) -> str:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30, env=own, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr
 
 
 def counters_denied(params: Path = PARAMS, status: Path = Path("/proc/self/status")) -> str | None:

@@ -30,8 +30,18 @@ def prefixes() -> list[tuple[str, str]]:
 def relative_text(text: str) -> str:
     """`text` with this machine's folders taken off the front of every absolute path."""
     for folder, stand_in in prefixes():
-        text = re.sub(rf"(?<![\w.\-/]){re.escape(folder)}", stand_in, text)
+        text = _replace(text, folder, stand_in)
     return text
+
+
+def _replace(text: str, folder: str, stand_in: str) -> str:
+    """Replace `folder` where a path begins with it; on the tens of MB of a trace much faster than a regex."""
+    first, *rest = text.split(folder)
+    parts = [first]
+    for part in rest:
+        inside = parts[-1][-1:].isalnum() or parts[-1][-1:] in ("_", ".", "-", "/")
+        parts += [folder if inside else stand_in, part]
+    return "".join(parts)
 
 
 def scrub(text: str) -> str:
