@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -124,3 +126,58 @@ def test_nothing_here_imports_torch_and_its_version_is_torchs_own() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+DRIVER = r"""
+/* Two GPUs, as a driver library shows them; attribute numbers are those of CUdevice_attribute. */
+#include <string.h>
+int cuInit(unsigned flags) { return flags; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetName(char *name, int size, int device) {
+  strncpy(name, device ? "NVIDIA B" : "NVIDIA A", size);
+  return 0;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = 150000000000ul + device; return 0; }
+int cuDeviceGetUuid(unsigned char *uuid, int device) {
+  for (int i = 0; i < 16; i++) uuid[i] = 16 * device + i;
+  return 0;
+}
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  switch (attribute) {
+    case 16: *value = 132; return 0; /* multiprocessors */
+    case 38: *value = 60 << 20; return 0; /* L2 */
+    case 75: *value = 9; return 0;
+    case 76: *value = device; return 0;
+  }
+  return 1;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+def test_gpus_are_what_the_driver_library_shows_and_the_state_is_the_first_ones(tmp_path: Path) -> None:
+    (tmp_path / "driver.c").write_text(DRIVER)
+    argv = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", "driver.c"]
+    subprocess.run(argv, cwd=tmp_path, check=True)
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(SMI.replace("GPU-bbbb", "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"))
+    smi.chmod(0o755)
+    program = (
+        "import msgspec\nfrom worklog import environment as e\nprint(msgspec.json.encode(e.hardware('cuda')).decode())"
+    )
+    own = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([sys.executable, "-c", program], env=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["gpus"][0] == {
+        "name": "NVIDIA A",
+        "memory_bytes": 150000000000,
+        "sm_count": 132,
+        "compute_capability": "9.0",
+        "l2_bytes": 60 << 20,
+    }
+    assert [gpu["name"] for gpu in found["gpus"]] == ["NVIDIA A", "NVIDIA B"]
+    assert found["driver"] == "580.159.04"
+    assert found["power_limit_w"] == 500.0  # of the row with the first GPU's UUID, not of the first row
+    assert found["start"]["sm_mhz"] == 1980

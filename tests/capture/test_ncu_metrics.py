@@ -1,4 +1,4 @@
-"""Every counter that we ask ncu for exists: NVIDIA's own catalogue, libnvperf_host.so in ncu-report, says so without a GPU.
+"""Every counter that we ask ncu for exists, says NVIDIA's own catalogue (libnvperf_host.so in ncu-report).
 
 ncu gives no column for a name that its chip does not have, so a wrong name would show only on a GPU, as nothing.
 Structures and calls: nvperf_host.h, nvperf_cuda_host.h of CUPTI.
