@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 from pathlib import Path
 
+import checkouts
 import pytest
 
 IMPORTER = """#!/bin/bash
@@ -35,3 +37,17 @@ def nsight_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WORKLOG_NSYS", str(host / "target-linux-x64" / "nsys"))
     monkeypatch.delenv("WORKLOG_NSYS_LIBRARY_PATH", raising=False)
     return host
+
+
+@pytest.fixture(scope="session")
+def recorded_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkouts.recorded(tmp_path_factory.mktemp("recorded") / "checkout")
+
+
+@pytest.fixture
+def checkout(recorded_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of a checkout whose problem row_norms has a real run, a page and a clean `worklog check`."""
+    root = tmp_path / "checkout"
+    shutil.copytree(recorded_once, root)
+    monkeypatch.setenv("WORKLOG_ROOT", str(root))
+    return root

@@ -58,8 +58,15 @@ def words_of(block: Block) -> Iterator[tuple[int, list[str]]]:
             tokens = list(lexer)
         except ValueError:  # a string over several lines; bash -n has judged it
             continue
+        redirected = False
         for token in [*tokens, ";"]:
-            if token in (";", "&", "&&", "||", "|", "(", ")"):
+            if redirected:  # this token is the file
+                redirected = False
+            elif set(token) <= set("<>&|") and set(token) & set("<>"):
+                redirected = True
+                if words[-1:] in (["1"], ["2"]):
+                    words.pop()
+            elif token in (";", "&", "&&", "||", "|", "(", ")"):
                 while words and re.match(r"^\w+=", words[0]):
                     words.pop(0)
                 if words:

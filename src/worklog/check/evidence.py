@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def _paths(where: str, file: Path) -> Iterator[Failure]:
         return
     try:
         content = gzip.decompress(file.read_bytes()) if file.name.endswith(".gz") else file.read_bytes()
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         yield Failure(where, 0, "is not a readable gzip file")
         return
     if found := HOME.search(content):

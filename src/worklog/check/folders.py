@@ -66,11 +66,10 @@ def _notebook(file: Path, place: str) -> Iterator[Failure]:
 def _declared(folder: Path, place: str) -> Iterator[Failure]:
     try:
         found = problem.load(str(folder))
-    except (ProblemError, SyntaxError) as error:
-        yield Failure(place, getattr(error, "lineno", None) or 1, str(error))
-        return
-    except Exception as error:  # whatever a problem's module raises when it is imported
-        yield Failure(place, 1, f"cannot be imported: {type(error).__name__}: {error}")
+    except ProblemError as error:
+        cause = error.__cause__
+        line = cause.lineno if isinstance(cause, SyntaxError) else 1
+        yield Failure(place, line or 1, str(error).replace(f"{folder}/", ""))
         return
     source = (folder / "repro.py").read_text(encoding="utf-8").splitlines()
 

@@ -45,8 +45,8 @@ def _pins(root: Path) -> Iterator[tuple[str, int, str, str]]:
     """File, line, package, version ("" where a requirements file pins none)."""
     settings = [root / "docker" / "versions.env"]
     docker = [*root.glob("docker/*Dockerfile*"), *root.glob("problems/*/Dockerfile")]
-    requirements = [*root.glob("requirements/*.txt"), *root.glob("problems/*/requirements.txt")]
-    for file in [f for f in settings if f.is_file()] + sorted(requirements) + sorted(docker):
+    requirements = [*sorted(root.glob("requirements/*.txt")), *sorted(root.glob("problems/*/requirements.txt"))]
+    for file in [f for f in settings if f.is_file()] + requirements + sorted(docker):
         place = str(file.relative_to(root))
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             text = line.split("#", 1)[0].strip()

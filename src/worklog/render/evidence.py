@@ -183,7 +183,7 @@ class Run:
 
     def __init__(self, record: Record, folder: Path) -> None:
         self.origin = frozenset({record.run_id})
-        self.folder = folder
+        self._folder = folder  # a page has no business with a Path
         self.id = record.run_id
         self.problem = record.problem
         self.step = record.step
@@ -264,7 +264,7 @@ class Library:
         listed = run.artifacts.get(path)
         if listed is None:
             raise PageError(f"{run.id} lists no artifact {path!r}; it lists: {', '.join(run.artifacts) or 'none'}")
-        file = run.folder / path
+        file = run._folder / path
         if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != listed.sha256:
             raise PageError(f"{run.id}: {path} is missing or not the file that the record describes")
         return file

@@ -284,7 +284,9 @@ def svg(drawing: Drawing, title: str = "") -> bytes:
         FigureCanvasSVG(figure)
         drawing.draw(figure.add_subplot())
         out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Title": title or None})
+        figure.savefig(
+            out, format="svg", metadata={"Date": None, "Creator": None} | ({"Title": title} if title else {})
+        )
     # Verdana has DejaVu Sans's widths, and is there where DejaVu is not.
     text = out.getvalue().replace("'DejaVu Sans'", "'DejaVu Sans', Verdana, sans-serif")
     return ("\n".join(line.rstrip() for line in text.splitlines()) + "\n").encode()

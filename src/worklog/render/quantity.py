@@ -104,11 +104,6 @@ class Quantity(float):
         self.label, self.note = label, note
         return self
 
-    @property
-    def base(self) -> float:
-        """In seconds, bytes, operations, joules."""
-        return float(self) * self.scale
-
     def _sum(self, other: Any, sign: int) -> Quantity:
         if isinstance(other, (int, float)) and not isinstance(other, Quantity):
             if other != 0 and (self.dims != NONE or self.scale != 1.0):
@@ -166,7 +161,7 @@ class Quantity(float):
             return float(other)
         if other.dims != self.dims:
             raise PageError(f"{unit_name(self)} and {unit_name(other)} cannot be compared")
-        return other.base / self.scale
+        return float(other) * (other.scale / self.scale)
 
     def __lt__(self, other: Any) -> bool:
         return float(self) < self._against(other)
@@ -212,7 +207,7 @@ def in_unit(value: Any, unit: str) -> float:
     if not isinstance(value, Quantity):
         raise PageError(f"{value!r} comes from no record, config, cite() or predict(); it cannot be printed as {unit}")
     if value.dims == dims:
-        return value.base / scale
+        return float(value) * (value.scale / scale)
     if value.dims == NONE and value.scale == 1.0:
         return float(value) if dims == TIME else float(value) / scale
     raise PageError(f"{unit_name(value)} cannot be printed as {unit or 'a plain number'}")
