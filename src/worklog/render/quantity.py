@@ -281,27 +281,14 @@ def tagged(key: str, value: Any, runs: frozenset[str]) -> Any:
     return Quantity(value, runs=runs)
 
 
+_PRINTED = {
+    **{name: name for name in ("ns", "ms", "s")},
+    **{unit.lower(): unit for unit in ("KiB", "MiB", "GiB", "MB", "GB", "GFLOP", "TFLOP", "MHz")},
+    **{"us": "µs", "gbps": "GB/s", "tbps": "TB/s", "tflops": "TFLOP/s", "watts": "W", "joules": "J"},
+    **{"ratio": "x", "percent": "%", "plain": ""},
+}
 FILTERS: dict[str, Callable[..., str]] = {
-    "ns": measure("ns", 3),
-    "us": measure("µs", 3),
-    "ms": measure("ms", 3),
-    "s": measure("s", 3),
-    "kib": measure("KiB", 3),
-    "mib": measure("MiB", 3),
-    "gib": measure("GiB", 3),
-    "mb": measure("MB", 3),
-    "gb": measure("GB", 3),
-    "gbps": measure("GB/s", 3),
-    "tbps": measure("TB/s", 3),
-    "gflop": measure("GFLOP", 3),
-    "tflop": measure("TFLOP", 3),
-    "tflops": measure("TFLOP/s", 3),
-    "mhz": measure("MHz", 3),
-    "watts": measure("W", 3),
-    "joules": measure("J", 3),
-    "ratio": measure("x", 3),
-    "percent": measure("%", 3),
-    "plain": measure("", 3),
+    **{name: measure(unit, 3) for name, unit in _PRINTED.items()},
     "count": count,
     "sci": sci,
 }
