@@ -284,8 +284,15 @@ def tagged(key: str, value: Any, runs: frozenset[str]) -> Any:
 _PRINTED = {
     **{name: name for name in ("ns", "ms", "s")},
     **{unit.lower(): unit for unit in ("KiB", "MiB", "GiB", "MB", "GB", "GFLOP", "TFLOP", "MHz")},
-    **{"us": "µs", "gbps": "GB/s", "tbps": "TB/s", "tflops": "TFLOP/s", "watts": "W", "joules": "J"},
-    **{"ratio": "x", "percent": "%", "plain": ""},
+    "us": "µs",
+    "gbps": "GB/s",
+    "tbps": "TB/s",
+    "tflops": "TFLOP/s",
+    "watts": "W",
+    "joules": "J",
+    "ratio": "x",
+    "percent": "%",
+    "plain": "",
 }
 FILTERS: dict[str, Callable[..., str]] = {
     **{name: measure(unit, 3) for name, unit in _PRINTED.items()},
