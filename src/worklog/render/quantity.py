@@ -294,8 +294,5 @@ _PRINTED = {
     "percent": "%",
     "plain": "",
 }
-FILTERS: dict[str, Callable[..., str]] = {
-    **{name: measure(unit, 3) for name, unit in _PRINTED.items()},
-    "count": count,
-    "sci": sci,
-}
+FILTERS: dict[str, Callable[..., str]] = {name: measure(unit, 3) for name, unit in _PRINTED.items()}
+FILTERS |= {"count": count, "sci": sci}
