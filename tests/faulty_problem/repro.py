@@ -7,7 +7,9 @@ import resource
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from worklog.problem import Case, Config, Variant, Workload
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
     from worklog.record import Claim, Record
 
-TITLE = "Eleven variants of one matrix product, two of them sound"
+TITLE = "Variants of one matrix product, most of them faulty"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ VARIANTS = (
     Variant(slug="killed", summary="kills itself in its second case"),
     Variant(slug="exits", summary="leaves with code 7 while it is built"),
     Variant(slug="out_of_memory", summary="asks for more memory than its limit"),
+    Variant(slug="fills_disk", summary="writes into $FAULTY_PROBLEM_FILL until the disk is full"),
     Variant(slug="no_package", summary="needs what nobody has", needs={"no-such-package": "1.0"}),
     Variant(slug="other_version", summary="needs msgspec of long ago", needs={"msgspec": "0.0.1"}),
     Variant(slug="gpu_only", summary="for a GPU alone", devices=("cuda",)),
@@ -76,10 +79,14 @@ def build(variant: Variant, config: MatmulConfig) -> Workload:
                 raise RuntimeError("this variant raises\nand says more on a second line")
             case "hangs":
                 if os.fork() == 0:
-                    os.execvp("sleep", ["sleep", "987"])
+                    os.execvp("sleep", ["sleep", os.environ.get("FAULTY_PROBLEM_SLEEP_S", "987")])
                 time.sleep(987)
             case "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "fills_disk":
+                with suppress(OSError), Path(os.environ["FAULTY_PROBLEM_FILL"]).open("wb", buffering=0) as file:
+                    while file.write(b"x" * 512):
+                        pass
             case "out_of_memory":
                 limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
                 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -99,6 +106,8 @@ def build(variant: Variant, config: MatmulConfig) -> Workload:
 def claims(record: Record) -> list[Claim]:
     from worklog.record import Claim
 
+    if os.environ.get("FAULTY_PROBLEM_CLAIMS") == "raise":
+        raise KeyError("no_such_variant")
     plain = record.variants.get("plain")
     if plain is None or "first" not in plain.cases or plain.cases["first"].timing is None:
         return [
