@@ -268,7 +268,7 @@ def load(path: Path) -> Record:
         record = msgspec.json.decode(content, type=Record)
     except OSError as error:
         raise RecordError(f"{file}: cannot be read ({error.strerror}).") from error
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RecordError(f"{file}: {error}.") from error
     if not _sealed(content):
         raise RecordError(f"{file}: was edited after it was written (its seal does not fit its content).")

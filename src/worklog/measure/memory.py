@@ -37,7 +37,7 @@ def _cuda(run: Callable[[], Tensor]) -> Memory:
     torch.cuda.synchronize()
     allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     free, total = torch.cuda.mem_get_info()
-    torch.cuda.memory._record_memory_history(enabled="all", context=None)
+    torch.cuda.memory._record_memory_history(enabled="all", context=None, clear_history=True)
     try:
         run()
         torch.cuda.synchronize()
@@ -81,10 +81,11 @@ def _cpu(run: Callable[[], Tensor], besides: Tensor | None) -> Memory:
 def live_tensor_bytes() -> int:
     """Bytes of the distinct CPU storages behind all tensors that Python can reach."""
     import torch
+    from torch._subclasses import FakeTensor
 
     storages: dict[int, int] = {}
     for thing in gc.get_objects():
-        if not issubclass(type(thing), torch.Tensor):
+        if not issubclass(type(thing), torch.Tensor) or issubclass(type(thing), FakeTensor):
             continue
         try:
             if thing.device.type != "cpu":

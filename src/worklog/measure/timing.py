@@ -12,6 +12,8 @@ from worklog.record import Timing
 if TYPE_CHECKING:
     from torch import Tensor
 
+LEAD_CYCLES = 100_000
+
 
 def prepare(case: Case, device: Device) -> Callable[[], Tensor]:
     """What one sample of `case` executes: `case.run`, or the replay of a CUDA graph of it where the case asks for one.
@@ -45,8 +47,9 @@ def sample(run: Callable[[], Tensor], case: Case, device: Device) -> Timing:
 
     On CUDA a sample is the time between two events around one run, and the device is synchronised after each sample.
     What precedes the first event keeps the GPU busy while the host enqueues the run: the L2 flush where the case asks
-    for one, an untimed replay for a graph. A plain run without a flush starts on an idle GPU, so its sample includes
-    the launch of its first kernel, as a step of an application does. Events resolve about 0.5 us.
+    for one; for a graph an untimed replay, which leaves in L2 what it leaves there, and a wait on the device. A plain
+    run without a flush starts on an idle GPU, so its sample includes the launch of its first kernel, as a step of an
+    application does. Events resolve about 0.5 us.
     On the CPU a sample is time.perf_counter around one run.
 
     Raises ValueError where a run is shorter than the clock can tell.
@@ -58,7 +61,7 @@ def sample(run: Callable[[], Tensor], case: Case, device: Device) -> Timing:
         seconds = [_host_seconds(run) for _ in range(case.samples)]
         samples = [s * 1e6 / case.calls for s in seconds]
     else:
-        before = _l2_flush() if case.flush_l2 else run if graph else None
+        before = _l2_flush() if case.flush_l2 else _lead(run) if graph else None
         samples = [us / case.calls for us in _event_times_us(run, before, case.samples)]
     if min(samples) <= 0:
         raise ValueError(f"case {case.name} is too short to be timed; make it do more calls in one run")
@@ -99,6 +102,20 @@ def _event_times_us(run: Callable[[], Tensor], before: Callable[[], object] | No
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e3)
     return times
+
+
+def _lead(run: Callable[[], Tensor]) -> Callable[[], object]:
+    """One untimed run, then some 50 us in which the device waits and the host enqueues the timed one.
+
+    Without the wait a graph shorter than its own launch (5 to 10 us of host time) would be charged for the launch.
+    """
+    import torch
+
+    def lead() -> None:
+        run()
+        torch.cuda._sleep(LEAD_CYCLES)
+
+    return lead
 
 
 def _l2_flush() -> Callable[[], object]:
