@@ -236,7 +236,7 @@ def test_claims_that_raise_are_undecided(tmp_path):
     assert (claim.holds, claim.reason) == (None, "claims() failed with KeyError: 'no_such_variant'")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupt_leaves_a_record_and_no_process(tmp_path, number):
     argv = [sys.executable, "-m", "worklog.cli", "repro", str(FAULTY), "--out", str(tmp_path)]
     argv += ["--variant=plain", "--variant=hangs", "--variant=also_plain"]

@@ -75,6 +75,9 @@ class Case:
     """Largest relative Frobenius error, ||run - reference|| / ||reference||."""
     calls: int = 1
     """Equal calls that one `run` makes (rotated buffers); times are divided by it."""
+    repeat: int = 1
+    """Runs in one sample, one after another without waiting, so that the host's work for one hides behind the GPU's work
+    for the one before; times are divided by it too."""
     bytes: int = 0
     """Least bytes that ONE call must move through device memory."""
     flop: int = 0

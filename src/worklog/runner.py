@@ -70,7 +70,7 @@ def run(
 ) -> Outcome:
     """Run `variants` (default: all) and leave `<out>/<run id>/` with record.json and stdout.log.
 
-    The folder gets its name only when it is whole. Ctrl-C or SIGTERM ends the run with a record that says so.
+    The folder gets its name only when it is whole. Ctrl-C, SIGTERM or SIGHUP ends the run with a record that says so.
     Raises ProblemError for an unknown variant, and before anything runs where `out` cannot be written.
     """
     chosen = [problem.variant(slug) for slug in dict.fromkeys(variants)] or list(problem.variants)
@@ -234,9 +234,10 @@ def gpu_slug(name: str) -> str:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[threading.Event]:
-    """Turn SIGINT and SIGTERM into a flag, so that no write of the run is cut in two."""
+    """Turn SIGINT, SIGTERM and SIGHUP into a flag, so that no write of the run is cut in two and no child is left."""
     asked = threading.Event()
-    before = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: asked.set()) for number in numbers}
     try:
         yield asked
     finally:

@@ -55,14 +55,22 @@ def sample(run: Callable[[], Tensor], case: Case, device: Device) -> Timing:
     Raises ValueError where a run is shorter than the clock can tell.
     """
     graph = case.graph and device == "cuda"
+    calls = case.calls * case.repeat
+    once = run
+
+    def run() -> Tensor:
+        for _ in range(case.repeat):
+            result = once()
+        return result
+
     for _ in range(case.warmup):
-        run()
+        once()
     if device == "cpu":
         seconds = [_host_seconds(run) for _ in range(case.samples)]
-        samples = [s * 1e6 / case.calls for s in seconds]
+        samples = [s * 1e6 / calls for s in seconds]
     else:
-        before = _l2_flush() if case.flush_l2 else _lead(run) if graph else None
-        samples = [us / case.calls for us in _event_times_us(run, before, case.samples)]
+        before = _l2_flush() if case.flush_l2 else _lead(once) if graph else None
+        samples = [us / calls for us in _event_times_us(run, before, case.samples)]
     if min(samples) <= 0:
         raise ValueError(f"case {case.name} is too short to be timed; make it do more calls in one run")
     method: Literal["cuda_events", "cuda_graph", "perf_counter"]
@@ -71,7 +79,7 @@ def sample(run: Callable[[], Tensor], case: Case, device: Device) -> Timing:
         method=method,
         samples_us=samples,
         warmup=case.warmup,
-        calls=case.calls,
+        calls=calls,
         flush_l2=case.flush_l2 and device == "cuda",
     )
 

@@ -1,0 +1,163 @@
+"""What the worklog says about a machine, as numbers that a run bears out or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from worklog.record import CaseResult, Claim, Record
+
+LARGEST_WEIGHT_BYTES = 128256 * 4096  # the output projection in float8
+MANY_TOKENS = (2, 4, 8, 16, 32)
+LINEARS = ("wqkv", "wo", "w1", "w2", "output")
+
+
+class MissingError(Exception):
+    """The run lacks what a claim needs."""
+
+
+def case(record: Record, slug: str, name: str) -> CaseResult:
+    variant = record.variants.get(slug)
+    found = variant.cases.get(name) if variant else None
+    if found is None or found.timing is None:
+        raise MissingError(f"{slug} has no time for {name} in this run")
+    return found
+
+
+def fastest(record: Record, prefix: str, name: str) -> float:
+    """Least median in microseconds over the variants whose slug begins with `prefix`, controls left out."""
+    times = [
+        variant.cases[name].timing.median_us
+        for slug, variant in record.variants.items()
+        if slug.startswith(prefix)
+        and slug not in ("bf16_fused", "torchao_0_18_0_dynamic")
+        and name in variant.cases
+        and variant.cases[name].timing
+    ]
+    if not times:
+        raise MissingError(f"no variant {prefix}* has a time for {name} in this run")
+    return min(times)
+
+
+def claim(name: str, unit: str, required: float, measure: Callable[[], float], at_least: bool = True) -> Claim:
+    try:
+        measured = measure()
+    except MissingError as gap:
+        return Claim(name=name, holds=None, measured=None, required=required, unit=unit, reason=str(gap))
+    holds = measured >= required if at_least else measured <= required
+    return Claim(name=name, holds=holds, measured=measured, required=required, unit=unit)
+
+
+def gpu_claims(record: Record) -> list[Claim]:
+    copy = record.ceilings.copy_bytes_per_s
+
+    def fraction(slug: str, name: str) -> float:
+        if copy is None:
+            raise MissingError("the run has no copy ceiling")
+        return case(record, slug, name).bytes_per_s / copy
+
+    def decode_us(slug: str) -> float:
+        return case(record, slug, "decode").timing.median_us
+
+    def linears_over_bf16() -> float:
+        return max(
+            case(record, "float8_linear", f"linear_{n}_m{m}").timing.median_us
+            / case(record, "bf16_eager", f"linear_{n}_m{m}").timing.median_us
+            for n in LINEARS
+            for m in MANY_TOKENS
+        )
+
+    def memory_over_bf16() -> float:
+        def peak(slug: str, name: str) -> float:
+            return case(record, slug, name).memory.allocated_bytes
+
+        return max(peak("float8_fused", n) / peak("bf16_eager", n) for n in ("decode", "prefill"))
+
+    def largest_temporary() -> float:
+        sizes = [case(record, "float8_fused", n).memory.largest_temporary_bytes for n in ("decode", "prefill")]
+        return max(sizes) / LARGEST_WEIGHT_BYTES
+
+    def worst_linear_error() -> float:
+        variant = record.variants.get("float8_linear")
+        errors = [c.correctness.value for n, c in (variant.cases if variant else {}).items() if n.startswith("linear_")]
+        if not errors:
+            raise MissingError("float8_linear has no single linears in this run")
+        return max(errors)
+
+    return [
+        claim(
+            "0.13.0 decodes slower than bf16",
+            "x",
+            5.0,
+            lambda: fastest(record, "torchao_0_13_0", "decode") / fastest(record, "bf16", "decode"),
+        ),
+        claim(
+            "no torchao release decodes faster than bf16",
+            "x",
+            1.0,
+            lambda: fastest(record, "torchao", "decode") / fastest(record, "bf16", "decode"),
+        ),
+        claim(
+            "fix: decode speed over the fastest bf16",
+            "x",
+            1.8,
+            lambda: fastest(record, "bf16", "decode") / decode_us("float8_fused"),
+        ),
+        claim("fix: decode, share of copy bandwidth", "", 0.85, lambda: fraction("float8_fused", "decode")),
+        claim(
+            "fix: single linears at one token, least share of copy bandwidth",
+            "",
+            0.90,
+            lambda: min(fraction("float8_linear", f"linear_{n}_m1") for n in LINEARS),
+        ),
+        claim(
+            "fix: single linears at 2 to 32 tokens, longest time over bf16", "x", 1.0, linears_over_bf16, at_least=False
+        ),
+        claim("fix: peak allocated over bf16, decode and prefill", "x", 0.56, memory_over_bf16, at_least=False),
+        claim("fix: largest temporary over the largest weight", "", 0.05, largest_temporary, at_least=False),
+        claim(
+            "fix: prefill time over the fastest bf16",
+            "x",
+            1.0,
+            lambda: case(record, "float8_fused", "prefill").timing.median_us / fastest(record, "bf16", "prefill"),
+            at_least=False,
+        ),
+        claim("fix: worst error of a single linear", "", 4e-3, worst_linear_error, at_least=False),
+    ]
+
+
+def cpu_claims(record: Record) -> list[Claim]:
+    def fact(slug: str, name: str) -> float:
+        variant = record.variants.get(slug)
+        if variant is None or name not in variant.facts:
+            raise MissingError(f"{slug} has no {name} in this run")
+        value = variant.facts[name]
+        return float(len(value) if isinstance(value, list) else value)
+
+    def temporary() -> float:
+        """Largest block that decoding allocates, in bytes a weight element of the largest layer."""
+        found = case(record, "torchao_0_13_0_eager", "decode").memory.largest_temporary_bytes
+        return found / (record.config["vocab"] * record.config["dim"])
+
+    old, new = "torchao_0_13_0_eager", "torchao_0_14_1_eager"
+    return [
+        claim(
+            "0.13.0 hides the dequantisation in one opaque operator",
+            "operators",
+            1,
+            lambda: fact(old, "opaque_operators"),
+        ),
+        claim(
+            "0.14.1 leaves the compiler operators that it can fuse",
+            "opaque operators",
+            0,
+            lambda: fact(new, "opaque_operators"),
+            at_least=False,
+        ),
+        claim(
+            "0.13.0 moves 29 bytes a weight element where bf16 moves 2",
+            "bytes",
+            29,
+            lambda: fact(old, "eager_bytes_per_element"),
+        ),
+        claim("0.13.0 allocates float32 copies of the largest weight", "bytes an element", 4, temporary),
+    ]
