@@ -76,8 +76,8 @@ class Case:
     calls: int = 1
     """Equal calls that one `run` makes (rotated buffers); times are divided by it."""
     repeat: int = 1
-    """Runs in one sample, one after another without waiting, so that the host's work for one hides behind the GPU's work
-    for the one before; times are divided by it too."""
+    """Runs in one sample, one after another without waiting, so that the host's work for one hides behind the GPU's
+    work for the one before; times are divided by it too."""
     bytes: int = 0
     """Least bytes that ONE call must move through device memory."""
     flop: int = 0

@@ -45,6 +45,14 @@ def test_time_of_one_call_is_the_run_divided_by_its_calls():
     assert all(2000 <= us < 15_000 for us in timing.samples_us)
 
 
+def test_repeated_runs_are_one_sample_and_divide_it_too():
+    run = Sleeper(0.005)
+    timing = time_case(Case(name="c", run=run, samples=3, warmup=1, calls=2, repeat=4), "cpu")
+    assert run.calls == 1 + 3 * 4
+    assert (timing.calls, len(timing.samples_us)) == (8, 3)
+    assert all(2500 <= us < 15_000 for us in timing.samples_us)
+
+
 def test_cpu_has_neither_graph_nor_l2_flush():
     case = Case(name="c", run=Sleeper(0.001), graph=True, flush_l2=True, samples=1)
     assert prepare(case, "cpu") is case.run

@@ -87,7 +87,7 @@ def case_table(record: Record, cases: Iterable[str], width: int) -> Table:
         for slug, case in rows.items():
             cells = {
                 **times(case, first),
-                "GB/s": f"{case.bytes_per_s / 1e9:.0f}" if case.timing and case.bytes else NONE,
+                "GB/s": three(case.bytes_per_s / 1e9) if case.timing and case.bytes else NONE,
                 "of copy": f"{case.bytes_per_s / ceiling:.0%}" if case.timing and case.bytes and ceiling else NONE,
                 "peak": size(case.memory.allocated_bytes) if case.memory else NONE,
                 "largest": size(case.memory.largest_temporary_bytes) if case.memory else NONE,
@@ -125,7 +125,14 @@ def microseconds(us: float) -> str:
     """Three digits: `13.7 us`, `1.42 ms`, `2.1 s`."""
     size, unit = next((size, unit) for size, unit in ((1e6, "s"), (1e3, "ms"), (0.0, "us")) if us >= size)
     value = us / (size or 1.0)
-    return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
+    return f"{three(value)} {unit}"
+
+
+def three(value: float) -> str:
+    """Three digits; those before the point are always kept, and below a hundredth one digit serves."""
+    if value and value < 0.01:
+        return f"{value:.0e}"
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def size(number: int | None) -> str:
@@ -136,7 +143,7 @@ def size(number: int | None) -> str:
         (2**p, n) for p, n in ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B")) if number >= 2**p or not p
     )
     value = number / unit
-    return f"{value:.3g} {name}" if value < 999.5 else f"{value:.0f} {name}"
+    return f"{three(value)} {name}"
 
 
 def claim_line(claim: Claim) -> Text:
