@@ -45,32 +45,31 @@ def prepare(case: Case, device: Device) -> Callable[[], Tensor]:
 def sample(run: Callable[[], Tensor], case: Case, device: Device) -> Timing:
     """Time `run`, which `prepare` made from `case`: `case.warmup` untimed runs, then `case.samples` timed ones.
 
-    On CUDA a sample is the time between two events around one run, and the device is synchronised after each sample.
+    On CUDA a sample is the time between two events around `case.repeat` runs, and the device is synchronised after each sample.
     What precedes the first event keeps the GPU busy while the host enqueues the run: the L2 flush where the case asks
     for one; for a graph an untimed replay, which leaves in L2 what it leaves there, and a wait on the device. A plain
     run without a flush starts on an idle GPU, so its sample includes the launch of its first kernel, as a step of an
     application does. Events resolve about 0.5 us.
-    On the CPU a sample is time.perf_counter around one run.
+    On the CPU a sample is time.perf_counter around as many.
 
     Raises ValueError where a run is shorter than the clock can tell.
     """
     graph = case.graph and device == "cuda"
     calls = case.calls * case.repeat
-    once = run
 
-    def run() -> Tensor:
+    def repeated() -> Tensor:
         for _ in range(case.repeat):
-            result = once()
+            result = run()
         return result
 
     for _ in range(case.warmup):
-        once()
+        run()
     if device == "cpu":
-        seconds = [_host_seconds(run) for _ in range(case.samples)]
+        seconds = [_host_seconds(repeated) for _ in range(case.samples)]
         samples = [s * 1e6 / calls for s in seconds]
     else:
-        before = _l2_flush() if case.flush_l2 else _lead(once) if graph else None
-        samples = [us / calls for us in _event_times_us(run, before, case.samples)]
+        before = _l2_flush() if case.flush_l2 else _lead(run) if graph else None
+        samples = [us / calls for us in _event_times_us(repeated, before, case.samples)]
     if min(samples) <= 0:
         raise ValueError(f"case {case.name} is too short to be timed; make it do more calls in one run")
     method: Literal["cuda_events", "cuda_graph", "perf_counter"]
