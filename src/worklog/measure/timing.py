@@ -45,7 +45,7 @@ def prepare(case: Case, device: Device) -> Callable[[], Tensor]:
 def sample(run: Callable[[], Tensor], case: Case, device: Device) -> Timing:
     """Time `run`, which `prepare` made from `case`: `case.warmup` untimed runs, then `case.samples` timed ones.
 
-    On CUDA a sample is the time between two events around `case.repeat` runs, and the device is synchronised after each sample.
+    On CUDA a sample is the time between two events around `case.repeat` runs; the device is synchronised after it.
     What precedes the first event keeps the GPU busy while the host enqueues the run: the L2 flush where the case asks
     for one; for a graph an untimed replay, which leaves in L2 what it leaves there, and a wait on the device. A plain
     run without a flush starts on an idle GPU, so its sample includes the launch of its first kernel, as a step of an
