@@ -60,7 +60,7 @@ def gpu_claims(record: Record) -> list[Claim]:
 
     def linears_over_bf16() -> float:
         return max(
-            case(record, "float8_linear", f"linear_{n}_m{m}").timing.median_us
+            case(record, "float8_fused", f"linear_{n}_m{m}").timing.median_us
             / case(record, "bf16_eager", f"linear_{n}_m{m}").timing.median_us
             for n in LINEARS
             for m in MANY_TOKENS
@@ -77,10 +77,10 @@ def gpu_claims(record: Record) -> list[Claim]:
         return max(sizes) / LARGEST_WEIGHT_BYTES
 
     def worst_linear_error() -> float:
-        variant = record.variants.get("float8_linear")
+        variant = record.variants.get("float8_fused")
         errors = [c.correctness.value for n, c in (variant.cases if variant else {}).items() if n.startswith("linear_")]
         if not errors:
-            raise MissingError("float8_linear has no single linears in this run")
+            raise MissingError("float8_fused has no single linears in this run")
         return max(errors)
 
     return [
@@ -107,7 +107,7 @@ def gpu_claims(record: Record) -> list[Claim]:
             "fix: single linears at one token, least share of copy bandwidth",
             "",
             0.90,
-            lambda: min(fraction("float8_linear", f"linear_{n}_m1") for n in LINEARS),
+            lambda: min(fraction("float8_fused", f"linear_{n}_m1") for n in LINEARS),
         ),
         claim(
             "fix: single linears at 2 to 32 tokens, longest time over bf16", "x", 1.0, linears_over_bf16, at_least=False

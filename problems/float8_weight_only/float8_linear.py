@@ -12,6 +12,7 @@ Three kernels stand behind the operator, by the number of tokens M:
     M = 1     `_gemv`: every weight is used once, so the sum runs on the CUDA cores and the kernel only streams.
     M <= 64   `_skinny`: the tensor cores do the sum; K is split so that the loads of small layers fill the GPU.
     M > 64    `_gemm`: compute-bound; the weight tile is widened on its way from shared memory into the tensor cores.
+              On Hopper with nvcc, float8_gemm.cu, the same idea with a producer warp and clusters, takes its place.
 
 Launches carry the attribute for programmatic dependent launch: a kernel starts while the one before it still runs,
 loads its weights, which no kernel writes, and only then waits (griddepcontrol.wait) for its input.
@@ -19,6 +20,7 @@ loads its weights, which no kernel writes, and only then waits (griddepcontrol.w
 
 from __future__ import annotations
 
+import hopper
 import torch
 import torch.nn.functional as F
 import triton
@@ -61,7 +63,7 @@ def _gemv(
     K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr,
     NORM: tl.constexpr, GATED: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """y = W (x * norm) * scale / rms(x) (+ residual), or silu(gate) * up of two such sums. A program: ROWS rows of y."""
+    """y = W (x * norm) * scale / rms(x) (+ residual), or silu(gate) * up of two such sums. One program: ROWS of y."""
     gdc_launch_dependents()
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row = (n // 8) * 16 + n % 8 if GATED else n
@@ -154,7 +156,7 @@ def _add_parts(parts_ptr, x_scale_ptr, y_ptr, N, MN, SPLIT: tl.constexpr, BLOCK:
 def _gemm(
     x_ptr, x_scale_ptr, weight_ptr, scale_ptr, y_ptr, M, N,
     K: tl.constexpr, GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr, STAGES: tl.constexpr,
+    GROUP: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """y^T = W x^T: the weight is the operand that tensor cores take from registers, where it was widened.
 
@@ -169,14 +171,15 @@ def _gemm(
     n = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
     m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
-    weight_at = weight_ptr + (n % N).to(tl.int64)[:, None] * K + k[None, :]
-    x_at = x_ptr + (m % M).to(tl.int64)[None, :] * K + k[:, None]
+    rows, tokens = (n, m) if WHOLE else (n % N, m % M)  # outside of the matrices: an inner row again, never stored
+    weight_at = weight_ptr + rows.to(tl.int64)[:, None] * K + k[None, :]
+    x_at = x_ptr + tokens.to(tl.int64)[None, :] * K + k[:, None]
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for _ in tl.range(0, K, BLOCK_K, num_stages=STAGES):
         acc = tl.dot(tl.load(weight_at).to(tl.float16), tl.load(x_at), acc)
         weight_at += BLOCK_K
         x_at += BLOCK_K
-    acc *= tl.load(scale_ptr + n % N)[:, None] * tl.load(x_scale_ptr + m % M)[None, :]
+    acc *= tl.load(scale_ptr + rows)[:, None] * tl.load(x_scale_ptr + tokens)[None, :]
     if GATED:
         pairs = tl.permute(tl.reshape(acc, (BLOCK_N // 16, 2, 8, BLOCK_M)), (0, 2, 3, 1))
         gate, up = tl.split(pairs)
@@ -184,7 +187,10 @@ def _gemm(
         n = block_n * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
         N = N // 2
     out = y_ptr + m.to(tl.int64)[None, :] * N + n[:, None]
-    tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=(m[None, :] < M) & (n[:, None] < N))
+    if WHOLE:
+        tl.store(out, acc.to(y_ptr.dtype.element_ty))
+    else:
+        tl.store(out, acc.to(y_ptr.dtype.element_ty), mask=(m[None, :] < M) & (n[:, None] < N))
 
 
 def _launch_gemv(
@@ -208,6 +214,8 @@ def _launch_gemv(
 
 def _launch_matrix(x: Tensor, weight: Tensor, scale: Tensor, y: Tensor, gated: bool) -> None:
     (tokens, columns), rows = x.shape, weight.shape[0]
+    if tokens > 64 and hopper.gemm(x, weight, scale, y, gated):
+        return
     half, x_scale = torch.empty_like(x, dtype=torch.float16), torch.empty(tokens, device=x.device)
     _to_half[(tokens,)](x, half, x_scale, columns, triton.next_power_of_2(columns), num_warps=8, launch_pdl=True)
     if tokens <= 64 and not gated:
@@ -225,7 +233,10 @@ def _launch_matrix(x: Tensor, weight: Tensor, scale: Tensor, y: Tensor, gated: b
         return
     block_m = 256 if tokens > 128 else 128
     grid = (triton.cdiv(tokens, block_m) * triton.cdiv(rows, 128),)
-    _gemm[grid](half, x_scale, weight, scale, y, tokens, rows, columns, gated, block_m, 128, 64, 8, 4, num_warps=8)
+    whole = tokens % block_m == 0 and rows % 128 == 0
+    _gemm[grid](
+        half, x_scale, weight, scale, y, tokens, rows, columns, gated, block_m, 128, 64, 8, 4, whole, num_warps=8
+    )
 
 
 @torch.library.custom_op("float8_weight_only::linear", mutates_args=())

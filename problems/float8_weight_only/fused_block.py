@@ -11,6 +11,7 @@ Prefill takes the same weights through the same operator and torch's attention.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from float8_linear import Float8Linear, interleave, keep, quantize
@@ -19,9 +20,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from worklog.workloads.llama import Block, Llama
 
-MAX_SEQ = (
-    1024  # one program walks the cache of a head; a longer cache wants it split over programs: torch's kernel has it
-)
+CHUNK = 1024  # tokens that go through the feed-forward together; as fast as all at once, from here on
+MAX_SEQ = 1024  # one program walks a head's cache; a longer one wants it split over programs, as torch's kernel does
 
 
 @triton.jit
@@ -87,6 +87,52 @@ def _attention(
     tl.store(out + HALF, (yb / total).to(y_ptr.dtype.element_ty))
 
 
+@triton.jit
+def _rope_prompt(
+    qkv_ptr, position_ptr, rope_ptr, q_ptr, k_ptr, v_ptr, max_seq,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """One token: its query heads, rotated, to q; its keys, rotated, and values to the cache."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    token = tl.program_id(0).to(tl.int64)
+    position = tl.load(position_ptr + token)
+    i = tl.arange(0, HALF)[None, :]
+    cos, sin = tl.load(rope_ptr + position * HEAD_DIM + 2 * i), tl.load(rope_ptr + position * HEAD_DIM + 2 * i + 1)
+    heads = tl.arange(0, HEADS)[:, None] * HEAD_DIM + i
+    at = qkv_ptr + token * (HEADS + 2 * KV_HEADS) * HEAD_DIM
+    a, b = tl.load(at + heads).to(tl.float32), tl.load(at + heads + HALF).to(tl.float32)
+    out = q_ptr + token * HEADS * HEAD_DIM + heads
+    tl.store(out, (a * cos - b * sin).to(q_ptr.dtype.element_ty))
+    tl.store(out + HALF, (b * cos + a * sin).to(q_ptr.dtype.element_ty))
+    kv = tl.arange(0, KV_HEADS)[:, None]
+    at += HEADS * HEAD_DIM + kv * HEAD_DIM + i
+    a, b = tl.load(at).to(tl.float32), tl.load(at + HALF).to(tl.float32)
+    cache = (kv * max_seq + position) * HEAD_DIM + i
+    tl.store(k_ptr + cache, (a * cos - b * sin).to(k_ptr.dtype.element_ty))
+    tl.store(k_ptr + cache + HALF, (b * cos + a * sin).to(k_ptr.dtype.element_ty))
+    at += KV_HEADS * HEAD_DIM
+    tl.store(v_ptr + cache, tl.load(at))
+    tl.store(v_ptr + cache + HALF, tl.load(at + HALF))
+
+
+@torch.library.custom_op("float8_weight_only::rope_prompt", mutates_args=("k_cache", "v_cache"))
+def rope_prompt(qkv: Tensor, position: Tensor, rope: Tensor, k_cache: Tensor, v_cache: Tensor, heads: int) -> Tensor:
+    """qkv [1, T, (heads + 2 kv_heads) head_dim], position [T] -> rotated queries [1, T, heads, head_dim].
+
+    Keys, rotated, and values go into the caches [1, kv_heads, max_seq, head_dim].
+    """
+    _, kv_heads, max_seq, head_dim = k_cache.shape
+    tokens = qkv.shape[1]
+    q = qkv.new_empty(1, tokens, heads, head_dim)
+    _rope_prompt[(tokens,)](qkv, position, rope, q, k_cache, v_cache, max_seq, heads, kv_heads, head_dim, num_warps=4)
+    return q
+
+
+@rope_prompt.register_fake
+def _(qkv: Tensor, position: Tensor, rope: Tensor, k_cache: Tensor, v_cache: Tensor, heads: int) -> Tensor:
+    return qkv.new_empty(1, qkv.shape[1], heads, k_cache.shape[3])
+
+
 @torch.library.custom_op("float8_weight_only::decode_attention", mutates_args=("k_cache", "v_cache"))
 def decode_attention(
     qkv: Tensor, position: Tensor, rope: Tensor, k_cache: Tensor, v_cache: Tensor, heads: int
@@ -96,7 +142,7 @@ def decode_attention(
     _, kv_heads, max_seq, head_dim = k_cache.shape
     y = qkv.new_empty(1, 1, heads * head_dim)
     _attention[(heads,)](
-        qkv, position, rope, k_cache, v_cache, y, max_seq, head_dim**-0.5, heads, kv_heads, head_dim, 64,
+        qkv, position, rope, k_cache, v_cache, y, max_seq, head_dim**-0.5, heads, kv_heads, head_dim, 128,
         num_warps=4, launch_pdl=True,
     )  # fmt: skip
     return y
@@ -126,15 +172,25 @@ class FusedBlock(nn.Module):
         linear = torch.ops.float8_weight_only.linear
         a, eps = self.attention, self.attention.shape.eps
         qkv = linear(x, a.wqkv.weight, a.wqkv.scale, self.attention_norm.weight, eps)
-        tokens = x.shape[1]
-        if tokens == 1 and a.k_cache.shape[2] <= MAX_SEQ:
-            y = torch.ops.float8_weight_only.decode_attention(qkv, position, rope, a.k_cache, a.v_cache, a.shape.heads)
-        else:
-            y = a.attend(qkv, position, rope)
-        x = linear(y, a.wo.weight, a.wo.scale, residual=x)
-        hidden = linear(x, self.w13.weight, self.w13.scale, self.feed_forward_norm.weight, eps, gated=True)
-        out: Tensor = linear(hidden, self.w2.weight, self.w2.scale, residual=x)
-        return out
+        x = linear(self.attend(qkv, position, rope), a.wo.weight, a.wo.scale, residual=x)
+        del qkv
+        parts = []
+        for part in x.split(CHUNK, dim=1):  # `hidden` is the widest tensor of a prefill
+            hidden = linear(part, self.w13.weight, self.w13.scale, self.feed_forward_norm.weight, eps, gated=True)
+            parts.append(linear(hidden, self.w2.weight, self.w2.scale, residual=part))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def attend(self, qkv: Tensor, position: Tensor, rope: Tensor) -> Tensor:
+        a, heads, tokens = self.attention, self.attention.shape.heads, qkv.shape[1]
+        if tokens == 1:
+            if a.k_cache.shape[2] > MAX_SEQ:
+                return a.attend(qkv, position, rope)
+            y: Tensor = torch.ops.float8_weight_only.decode_attention(qkv, position, rope, a.k_cache, a.v_cache, heads)
+            return y
+        q = torch.ops.float8_weight_only.rope_prompt(qkv, position, rope, a.k_cache, a.v_cache, heads)
+        k, v = a.k_cache[:, :, :tokens], a.v_cache[:, :, :tokens]
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=True, enable_gqa=True)
+        return y.transpose(1, 2).reshape(1, tokens, -1)
 
 
 class FusedOutput(nn.Module):

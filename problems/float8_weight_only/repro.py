@@ -115,13 +115,13 @@ def _variants() -> Iterator[Variant]:
         slug="float8_linear",
         summary="our float8 linear swapped into the model, torch.compile with CUDA graphs",
         devices=cuda,
-        options={"quantize": "linears", "mode": "cudagraph", "linears": True},
+        options={"quantize": "linears", "mode": "cudagraph"},
     )
     yield Variant(
         slug="float8_fused",
         summary="our float8 linear with norms, activation and residuals inside, one CUDA graph",
         devices=cuda,
-        options={"quantize": "blocks", "mode": "graph", "prefill": True},
+        options={"quantize": "blocks", "mode": "graph", "prefill": True, "linears": True},
     )
     yield Variant(
         slug="bf16_fused",
@@ -161,8 +161,8 @@ def build(variant: Variant, config: DecoderConfig) -> Workload:
 
         limit = variant.options.get("limit", MODEL_LIMIT)
         return Case(
-            name=name, run=lambda: run(tokens, position), reference=reference, limit=limit, memory=True, bytes=weight_bytes,
-            flop=2 * shape.linear_elements * tokens.shape[1], graph=mode == "graph", **extra,
+            name=name, run=lambda: run(tokens, position), reference=reference, limit=limit, memory=True,
+            bytes=weight_bytes, flop=2 * shape.linear_elements * tokens.shape[1], graph=mode == "graph", **extra,
         )  # fmt: skip
 
     generator = torch.Generator(device=config.device).manual_seed(config.seed)
