@@ -1,0 +1,40 @@
+"""What a test of a problem needs besides Python, and is skipped without."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from worklog import problem
+
+TRITON = "triton-3.6.0"
+
+
+def packages(name: str) -> Path:
+    folder = problem.packages_folder() / name
+    if not folder.is_dir():
+        pytest.skip(f"needs {name} in {problem.packages_folder().name}/; scripts/test installs it")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def torchao() -> Path:
+    """The folder in which each version of torchao has a folder of its own."""
+    for version in ("0.13.0", "0.14.1", "0.18.0"):
+        packages(f"torchao-{version}")
+    return problem.packages_folder()
+
+
+@pytest.fixture(scope="session")
+def triton() -> Path:
+    """Triton in a folder of its own: torch's CPU build brings none."""
+    return packages(TRITON)
+
+
+@pytest.fixture(scope="session")
+def nvcc() -> str:
+    found = shutil.which("nvcc") or shutil.which("nvcc", path=f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin")
+    return found or pytest.skip("needs nvcc")
