@@ -8,7 +8,6 @@ import pytest
 
 from worklog.capture import ncu
 from worklog.capture.tool import CaptureError, Session
-from worklog.problem import ProblemError
 
 Program = Callable[[str, str], Path]
 # What ncu 2025.3 prints.
@@ -88,13 +87,3 @@ def test_missing_ncu_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("WORKLOG_NCU", str(tmp_path / "ncu"))
     with pytest.raises(CaptureError, match=r"ncu is not here \(WORKLOG_NCU names"):
         ncu.ready()
-
-
-def test_file_that_is_no_report_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("ncu_report")
-    file = tmp_path / "x.ncu-rep"
-    file.write_bytes(b"not a report")
-    with pytest.raises(ProblemError, match=r"x\.ncu-rep"):
-        ncu.read(file)
-    with pytest.raises(ProblemError, match="no such file"):
-        ncu.read(tmp_path / "y.ncu-rep")

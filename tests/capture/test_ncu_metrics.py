@@ -27,6 +27,7 @@ from pathlib import Path
 import pytest
 
 from worklog.capture.ncu import METRICS
+from worklog.traces.ncu import FIELDS, STALL_METRICS, STALLS
 
 pytest.importorskip("ncu_report")
 
@@ -100,6 +101,18 @@ def catalogue(chip: str) -> frozenset[str]:
 @pytest.mark.parametrize("chip", ["GA100", "GA102", "AD102", "GH100", "GB100"])
 def test_every_metric_exists(chip: str) -> None:
     assert [name for name in METRICS if name.partition(".")[0] not in catalogue(chip)] == []
+
+
+@pytest.mark.parametrize("chip", ["GA100", "AD102", "GH100", "GB100"])
+def test_every_metric_that_is_read_exists(chip: str) -> None:
+    names = {name.partition(".")[0] for name in FIELDS.values() if not name.startswith("launch__")}
+    assert names - catalogue(chip) == set()
+
+
+def test_states_of_warps_are_those_of_the_catalogue() -> None:
+    for pattern in STALL_METRICS:
+        names = {pattern.format(reason).partition(".")[0] for reason in STALLS}
+        assert names - catalogue("GH100") == set()
 
 
 def test_the_catalogue_tells_a_wrong_name() -> None:

@@ -6,12 +6,8 @@ Asking for something that a record does not hold is a PageError that says what t
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
-import io
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ import msgspec
 
 from worklog import record as records
 from worklog.record import CaseResult, Record, VariantResult
+from worklog.render import artifacts
 from worklog.render.quantity import BYTE_RATE, BYTES, ENERGY, FLOP, FLOP_RATE, TIME, UNITS, PageError, Quantity, tagged
 
 
@@ -269,25 +266,11 @@ class Library:
             raise PageError(f"{run.id}: {path} is missing or not the file that the record describes")
         return file
 
-    def evidence(self, run: str | Run, path: str) -> Any:
-        """A small JSON, JSON.gz or CSV file of a run folder; its numbers are Quantities, units from the keys' ends."""
+    def evidence(self, run: str | Run, path: str, range_name: str | None = None) -> Any:
+        """A JSON, CSV, .sqlite (nsys) or .ncu-rep of a run folder; its numbers are Quantities, units from keys' ends.
+
+        A trace by torch.profiler (torch.*.json.gz), an allocator's snapshot (memory.*.json.gz), an export of nsys and a
+        report of ncu are what worklog.traces makes of them; `range_name` is an NVTX range of an export of nsys.
+        """
         run = self.run(run) if isinstance(run, str) else run
-        file = self.file(run, path)
-        content = gzip.decompress(file.read_bytes()) if path.endswith(".gz") else file.read_bytes()
-        origin = run.origin
-        bare = path.removesuffix(".gz")
-        if bare.endswith(".json"):
-            return tagged("", msgspec.json.decode(content), origin)
-        if bare.endswith(".csv"):
-            rows: list[Mapping[str, str]] = list(csv.DictReader(io.StringIO(content.decode())))
-            return [{key: tagged(key, _cell(value), origin) for key, value in row.items()} for row in rows]
-        raise PageError(f"{path}: evidence() reads .json, .json.gz and .csv")
-
-
-def _cell(text: str) -> str | float | int | None:
-    for read in (int, float):
-        try:
-            return read(text)
-        except (TypeError, ValueError):
-            continue
-    return text or None
+        return artifacts.quantities(self.file(run, path), path, run.artifacts[path].sha256, run.origin, range_name)

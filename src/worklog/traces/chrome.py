@@ -1,0 +1,96 @@
+"""Chrome traces as torch.profiler (Kineto) writes them: events, and which encloses which.
+
+Format: https://github.com/pytorch/kineto (output_json.cpp). Times stand there in microseconds with three decimals; they
+are read as decimals, because a float64 of microseconds since boot or 1970 has lost its nanoseconds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from worklog.problem import ProblemError
+
+NESTED = {"python_function": 0, "cpu_op": 1, "cuda_runtime": 2, "cuda_driver": 3}
+"""What nests on a thread; of events that begin and end together the first is the outer one."""
+MODULE = "nn.Module: "
+
+
+class Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    ts: Decimal = Decimal(0)
+    dur: Decimal = Decimal(0)
+    pid: int | str = 0
+    tid: int | str = 0
+    args: dict[str, Any] | None = None
+
+    @property
+    def start(self) -> int:
+        return int(self.ts * 1000)
+
+    @property
+    def end(self) -> int:
+        return int((self.ts + self.dur) * 1000)
+
+    def arg(self, name: str) -> Any:
+        return (self.args or {}).get(name)
+
+
+class Trace(msgspec.Struct):
+    events: list[Event] = msgspec.field(name="traceEvents")
+    devices: list[dict[str, Any]] = msgspec.field(default_factory=list, name="deviceProperties")
+
+
+class Node:
+    """An event on a thread, and the one that encloses it."""
+
+    def __init__(self, event: Event, parent: Node | None) -> None:
+        self.event, self.parent, self.end = event, parent, event.end
+
+    def chain(self) -> list[Node]:
+        """This one and those around it, innermost first."""
+        found, at = [], self
+        while True:
+            found.append(at)
+            if at.parent is None:
+                return found
+            at = at.parent
+
+
+def load(file: Path) -> Trace:
+    """Raises ProblemError if it is no such trace (.json or .json.gz)."""
+    try:
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        return msgspec.json.decode(content, type=Trace)
+    except (OSError, EOFError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProblemError(f"{file}: is no trace of torch.profiler ({error}).") from error
+
+
+def nest(events: Sequence[Event]) -> list[Node]:
+    """Containment, thread by thread."""
+    ordered = sorted(events, key=lambda e: (str(e.pid), str(e.tid), e.start, -e.end, NESTED[e.cat or ""]))
+    nodes: list[Node] = []
+    stack: list[Node] = []
+    thread: tuple[Any, Any] | None = None
+    for event in ordered:
+        if thread != (event.pid, event.tid):
+            thread, stack = (event.pid, event.tid), []
+        while stack and stack[-1].end <= event.start:
+            stack.pop()
+        nodes.append(Node(event, stack[-1] if stack else None))
+        stack.append(nodes[-1])
+    return nodes
+
+
+def module(chain: Sequence[Node]) -> str:
+    """`Llama.Block.Linear`: the classes of the modules around, outermost first, without the profiler's numbers."""
+    names = [node.event.name for node in reversed(chain) if node.event.name.startswith(MODULE)]
+    return ".".join(re.sub(r"_\d+$", "", name.removeprefix(MODULE)) for name in names)
