@@ -81,11 +81,11 @@ def ran(cat: str, name: str, at_us: str, dur_us: str, correlation: int, external
     return event(cat, name, at_us, dur_us, 7, correlation=correlation, device=0, **args)
 
 
-EVENTS = [
+EVENTS = [  # addmm ends a nanosecond after linear, around it, as rounding leaves such events
     event("python_function", "nn.Module: Net_0", "0.000", "90.000"),
     event("python_function", "nn.Module: Linear_3", "1.000", "40.000"),
     event("cpu_op", "aten::linear", "2.000", "30.000", **{"External id": 5}),
-    event("cpu_op", "aten::addmm", "3.000", "28.000", **{"External id": 6}),
+    event("cpu_op", "aten::addmm", "3.000", "29.001", **{"External id": 6}),
     event("cuda_runtime", "cudaLaunchKernel", "4.000", "3.000", correlation=21),
     event("cuda_runtime", "cudaLaunchKernel", "8.000", "3.000", correlation=22),
     event("cpu_op", "Torch-Compiled Region: 0/0", "49.000", "11.000", **{"External id": 7}),
@@ -143,6 +143,13 @@ def test_kernels_are_charged_to_operators_and_modules_as_far_as_they_join(tmp_pa
 def test_without_external_ids_the_launch_says_the_operator(tmp_path: Path) -> None:
     bare = [re.sub(r'"External id": \d+(, )?', "", text) for text in EVENTS]
     assert kineto.read(trace(tmp_path, bare))["operators"] == kineto.read(trace(tmp_path, EVENTS))["operators"]
+
+
+def test_external_id_says_the_operator_of_a_launch_from_another_thread(tmp_path: Path) -> None:
+    call = event("cuda_runtime", "cudaLaunchKernel", "53.000", "1.000", 2, correlation=28)
+    found = kineto.read(trace(tmp_path, [*EVENTS, call, ran("kernel", "gemv", "70.000", "1.000", 28, 8)]))
+    assert found["operators"][2] == {"name": "float8::gemv", "count": 1, "kernel_ns": 6_000, "kernel_count": 2}
+    assert found["kernels_joined"] == 6 / 7
 
 
 def test_of_two_devices_the_busier_one_and_says_so(tmp_path: Path) -> None:

@@ -126,12 +126,14 @@ def test_devices_are_apart_and_calls_of_another_process_do_not_join(export: Call
 
 
 def test_window_of_a_range_is_what_was_launched_in_it(export: Callable[..., Path]) -> None:
+    other = PID + (1 << 24)
+    elsewhere = kernel(1270, 1280, 9, device=1, pid=other)
     before, after = kernel(100, 1050, 1, name=11), kernel(1300, 1400, 4, name=11)
     # Both ways in which nsys keeps a text; the range closes before its kernels run, as ranges do.
     ranges = [(995, 1020, 59, None, 20, TID), (0, 2000, 59, "other", None, TID), (5, None, 34, "mark", None, TID)]
     file = export(
-        KERNEL=(KERNEL, [before, kernel(1060, 1100, 2), kernel(1200, 1260, 3), after]),
-        RUNTIME=(RUNTIME, [call(90, 1), call(1000, 2), call(1010, 3, 5), call(1030, 4)]),
+        KERNEL=(KERNEL, [before, kernel(1060, 1100, 2), kernel(1200, 1260, 3), after, elsewhere]),
+        RUNTIME=(RUNTIME, [call(90, 1), call(1000, 2), call(1010, 3, 5), call(1030, 4), call(1005, 9, tid=other | 3)]),
         NVTX_EVENTS=(NVTX, ranges),
     )
     found = nsys.read(file, "plain")
