@@ -1,38 +1,35 @@
 """What one quantised Linear asks of the machine: the graph that the compiler sees, and the bytes that its kernels move.
 
-Both need no GPU. The graph is AOTAutograd's, before Inductor. The bytes are counted over the operators that really ran,
-those inside an opaque operator too, as torch.profiler lists them with shapes and types.
+Both need no GPU. The graph is AOTAutograd's, before Inductor. The bytes are counted over the operators that really run,
+those inside an opaque operator too.
 """
 
 from __future__ import annotations
 
-import re
-
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ROWS, COLUMNS = 512, 256
-WIDTH = {"c10::Float8_e4m3fn": 1, "c10::BFloat16": 2, "float": 4}
+FUSED_BYTES = 1 + 2 + 2  # a chain that fuses: read float8, write bfloat16, read it in the product
 
 
-def linear_facts(device: str) -> dict[str, object]:
+def linear_facts() -> dict[str, object]:
     """aten_graph, opaque_operators; bytes a weight element: eager (operators run), compiled (what fusion leaves)."""
     from torchao.quantization import Float8WeightOnlyConfig, quantize_
 
-    model = nn.Sequential(nn.Linear(COLUMNS, ROWS, bias=False, device=device, dtype=torch.bfloat16))
+    model = nn.Sequential(nn.Linear(COLUMNS, ROWS, bias=False, dtype=torch.bfloat16))
     quantize_(model, Float8WeightOnlyConfig(set_inductor_config=False))
-    x = torch.randn(1, COLUMNS, device=device, dtype=torch.bfloat16)
+    x = torch.randn(1, COLUMNS, dtype=torch.bfloat16)
     with torch.no_grad():
         targets = aten_graph(model, x)
         opaque = [t for t in targets if not t.startswith("aten.")]
         eager = bytes_per_element(model, x)
-    # Without an opaque operator the chain fuses: read float8, write bfloat16, read it in the product.
-    compiled = eager if opaque else WIDTH["c10::Float8_e4m3fn"] + 2 * WIDTH["c10::BFloat16"]
     return {
         "aten_graph": targets,
         "opaque_operators": opaque,
         "eager_bytes_per_element": eager,
-        "compiled_bytes_per_element": compiled,
+        "compiled_bytes_per_element": eager if opaque else FUSED_BYTES,
     }
 
 
@@ -53,28 +50,26 @@ def aten_graph(model: nn.Module, x: torch.Tensor) -> list[str]:
 
 def bytes_per_element(model: nn.Module, x: torch.Tensor) -> int:
     """Bytes that reading and writing tensors of the weight's size moves, over the weight's elements."""
-    model(x)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+    with Traffic() as traffic:
         model(x)
-    total, covered = 0, 0
-    for event in profile.profiler.kineto_results.events():
-        if event.start_ns() < covered:
-            continue  # inside an operator that is counted as a whole
-        whole = [
-            WIDTH[kind]
-            for kind, size in zip(event.dtypes(), event.shapes(), strict=False)
-            if kind in WIDTH and sorted(n for n in size if n > 1) == sorted((ROWS, COLUMNS))
-        ]
-        name = re.sub(r"^aten::", "", event.name())
-        if name == "copy_":  # destination written, source read
-            total += sum(whole)
-        elif name == "mul":  # operands read, float32 product written
-            total += sum(whole) + WIDTH["float"]
-        elif name == "mm":  # weight read
-            total += sum(whole)
-        elif name == "repeat_interleave":  # the expanded scale written; its source is one column
-            total += WIDTH["float"]
-        else:
-            continue
-        covered = event.start_ns() + event.duration_ns()
-    return total
+    return traffic.bytes // (ROWS * COLUMNS)
+
+
+class Traffic(TorchDispatchMode):
+    """Counts what each operator reads and writes of tensors with the weight's element count; views move nothing.
+
+    An opaque operator is opened: its own kernel is called, so that the operators inside of it are seen.
+    """
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func.namespace != "aten":
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        read = [t for t in args if isinstance(t, torch.Tensor)]
+        if out.untyped_storage().data_ptr() not in {t.untyped_storage().data_ptr() for t in read}:
+            # a broadcast tensor counts by what is stored of it: an expanded scale is read once
+            self.bytes += sum(t.untyped_storage().nbytes() for t in (*read, out) if t.numel() == ROWS * COLUMNS)
+        return out

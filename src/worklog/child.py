@@ -67,7 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def use_packages(variant: Variant) -> None:
-    """Put the folders of the packages that the variant needs first on the path, here and in processes begun here."""
+    """Put the folders of the packages that the variant needs first on the path, here and in processes begun here.
+
+    AOTAutograd's cache is off: its key is the graph that Dynamo traced, in which two releases of a tensor subclass look
+    alike, so one variant would run the code compiled for another. Inductor's own cache has the real graph as its key.
+    """
+    os.environ["TORCHINDUCTOR_AUTOGRAD_CACHE"] = "0"
     folders = [str(packages_folder() / f"{name}-{version}") for name, version in variant.needs.items()]
     sys.path[:0] = folders
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*folders, os.environ.get("PYTHONPATH")]))
