@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,3 +41,15 @@ def triton() -> Path:
 def nvcc() -> str:
     found = shutil.which("nvcc") or shutil.which("nvcc", path=f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin")
     return found or pytest.skip("needs nvcc")
+
+
+@pytest.fixture(scope="session")
+def python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs Python with these arguments, with `path` in front of its modules and more environment variables."""
+
+    def run(*arguments: object, path: list[Path], **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables, "PYTHONPATH": os.pathsep.join(map(str, path))}
+        argv = [sys.executable, *map(str, arguments)]
+        return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300)
+
+    return run

@@ -1,12 +1,12 @@
-"""float8_weight_only on a CPU: what its graphs, byte counts, model, claims and compiled kernels are."""
+"""float8_weight_only on a CPU: its graphs and byte counts, its claims, its model."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import checkouts
@@ -15,6 +15,8 @@ import pytest
 
 from worklog import problem, record
 from worklog.measure.correctness import relative_error
+
+Python = Callable[..., "subprocess.CompletedProcess[str]"]
 
 torch = pytest.importorskip("torch")
 
@@ -29,12 +31,6 @@ TINY = float8.config("tiny", "cpu")
 LLAMA = next(c for c in float8.configs if c.name == "llama_8b")
 
 
-def python(*arguments: object, path: list[Path], **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(map(str, path))}
-    argv = [sys.executable, *map(str, arguments)]
-    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=300)
-
-
 # One run of what a CPU can show, each variant in a process of its own.
 
 
@@ -43,7 +39,13 @@ def run(torchao: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of one CPU run of all variants for the CPU."""
     out = tmp_path_factory.mktemp("out")
     argv = [sys.executable, "-m", "worklog.cli", "repro", NAME, "--device", "cpu", "--out", str(out), "--json"]
-    variables = {"WORKLOG_PACKAGES": str(torchao), "WORKLOG_COMMIT": checkouts.COMMIT, "WORKLOG_DIRTY": "0"}
+    # more threads than cores, with other tests beside, would take minutes
+    variables = {
+        "WORKLOG_PACKAGES": str(torchao),
+        "WORKLOG_COMMIT": checkouts.COMMIT,
+        "WORKLOG_DIRTY": "0",
+        "OMP_NUM_THREADS": "1",
+    }
     environment = {**os.environ, **variables}
     done = subprocess.run(argv, cwd=checkouts.REPOSITORY, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
@@ -144,7 +146,7 @@ print(json.dumps([((theirs - ours).norm() / ours.norm()).item(), ((ours - weight
 
 @pytest.mark.xfail(strict=True, reason="dequantized() takes the scale in float32, torchao in the weight's bfloat16")
 @pytest.mark.parametrize("version", repro.VERSIONS)
-def test_reference_is_what_torchao_dequantises_to(torchao: Path, version: str) -> None:
+def test_reference_is_what_torchao_dequantises_to(python: Python, torchao: Path, version: str) -> None:
     library = torchao / f"torchao-{version}"
     done = python("-c", DEQUANTIZED, path=[library, FOLDER, checkouts.REPOSITORY / "src"])
     off, lost = json.loads(done.stdout.splitlines()[-1])
@@ -228,6 +230,7 @@ def gpu_record() -> record.Record:
         "bf16_fused": variant(decode=timed(3600)),
         "torchao_0_13_0_eager": variant(decode=timed(60_000)),
         "torchao_0_13_0_cudagraph_cd": variant(decode=timed(56_000)),
+        "torchao_0_18_0_cudagraph": variant(decode=timed(6000)),
         "torchao_0_18_0_cudagraph_cd": variant(decode=timed(5000)),
         "torchao_0_18_0_dynamic": variant(decode=timed(3000)),
         "float8_linear": variant(decode=timed(2400)),
@@ -247,17 +250,19 @@ def gpu_record() -> record.Record:
     )  # fmt: skip
 
 
+# claim -> what the record above gives, and the variants without which it cannot be decided
 GPU_CLAIMS = {
-    "0.13.0 decodes slower than bf16": 14.0,
-    "no torchao release decodes faster than bf16": 1.25,  # dynamic is another contract, bf16_fused a control
-    "fix: decode speed over the fastest bf16": 2.0,
-    "fix: decode, share of copy bandwidth": WEIGHTS / 2e-3 / COPY,
-    "fix: single linears at one token, least share of copy bandwidth": 0.95,
-    "fix: single linears at 2 to 32 tokens, longest time over bf16": 0.75,
-    "fix: peak allocated over bf16, decode and prefill": 0.55,
-    "fix: largest temporary over the largest weight": 1 / 32,
-    "fix: prefill time over the fastest bf16": 0.9,
-    "fix: worst error of a single linear": 2e-3,
+    "0.13.0 decodes slower than bf16": (14.0, "torchao_0_13_0 bf16"),
+    "0.18.0 in CUDA graphs still decodes slower than bf16": (1.5, "torchao_0_18_0 bf16"),
+    "fix: decode speed over the fastest torchao release": (2.5, "torchao float8_fused"),  # dynamic: another contract
+    "fix: decode speed over the fastest bf16": (2.0, "bf16 float8_fused"),  # bf16_fused: a control
+    "fix: decode, share of copy bandwidth": (WEIGHTS / 2e-3 / COPY, "float8_fused"),
+    "fix: single linears at one token, least share of copy bandwidth": (0.95, "float8_fused"),
+    "fix: single linears at 2 to 32 tokens, longest time over bf16": (0.75, "float8_fused bf16_eager"),
+    "fix: peak allocated over bf16, decode and prefill": (0.55, "float8_fused bf16_eager"),
+    "fix: largest temporary over the largest weight": (1 / 32, "float8_fused"),
+    "fix: prefill time over the fastest bf16": (0.9, "float8_fused bf16_eager"),  # the one bf16 with a prefill here
+    "fix: worst error of a single linear": (2e-3, "float8_fused"),
 }
 
 
@@ -265,33 +270,29 @@ def test_gpu_claims_are_the_arithmetic_of_the_record() -> None:
     made = gpu_record()
     assert record.problems_of(made) == []
     found = {claim.name: claim for claim in float8.claims(made)}
-    assert {name: claim.measured for name, claim in found.items()} == pytest.approx(GPU_CLAIMS)
+    expected = {name: value for name, (value, _) in GPU_CLAIMS.items()}
+    assert {name: claim.measured for name, claim in found.items()} == pytest.approx(expected)
     assert all(claim.holds for claim in found.values())
 
 
 @pytest.mark.parametrize(
-    ("slug", "undecided"),
-    [
-        ("torchao_0_13_0", [0]),
-        ("torchao", [0, 1]),
-        ("float8_linear", []),
-        ("float8_fused", [2, 3, 4, 5, 6, 7, 8, 9]),
-        ("bf16_eager", [5, 6, 8]),
-        ("bf16", [0, 1, 2, 5, 6, 8]),
-    ],
+    "slug", ["torchao_0_13_0", "torchao_0_18_0", "torchao", "float8_linear", "float8_fused", "bf16_eager", "bf16"]
 )
-def test_gpu_claims_without_their_variants_are_undecided(slug: str, undecided: list[int]) -> None:
+def test_gpu_claims_without_their_variants_are_undecided(slug: str) -> None:
     made = gpu_record()
     found = float8.claims(without(made, *(s for s in made.variants if s.startswith(slug))))
-    assert [i for i, claim in enumerate(found) if claim.holds is None] == undecided
     for claim in found:
-        assert (claim.measured is None) == (claim.reason is not None) == (claim.holds is None)
+        needs = GPU_CLAIMS[claim.name][1].split()
+        missing = any(need.startswith(slug) for need in needs)
+        assert (claim.holds is None) == (claim.measured is None) == (claim.reason is not None) == missing, claim
         assert claim.reason is None or slug.partition("_")[0] in claim.reason
 
 
 def test_gpu_claims_without_a_ceiling() -> None:
     found = float8.claims(msgspec.structs.replace(gpu_record(), ceilings=record.Ceilings()))
-    assert {claim.reason for claim in found if claim.holds is None} == {"the run has no copy ceiling"}
+    undecided = {claim.name: claim.reason for claim in found if claim.holds is None}
+    assert len(undecided) == 2
+    assert set(undecided.values()) == {"the run has no copy ceiling"}
 
 
 @pytest.mark.xfail(strict=True, reason="worst_linear_error reads the correctness of a case that has none")
@@ -303,8 +304,9 @@ def test_gpu_claims_on_a_run_in_which_a_linear_failed() -> None:
         old, status="error", message="a case failed", cases={**old.cases, "linear_wo_m1": failed}
     )
     found = float8.claims(msgspec.structs.replace(made, variants={**made.variants, "float8_fused": changed}))
-    assert [i for i, claim in enumerate(found) if not claim.holds] == [4, 9]
-    assert "linear_wo_m1" in found[4].reason
+    (undecided,) = (claim for claim in found if claim.holds is None and "one token" in claim.name)
+    assert "linear_wo_m1" in undecided.reason
+    assert all(claim.holds for claim in found if "linears" not in claim.name and "single" not in claim.name)
 
 
 # The workload
@@ -441,180 +443,3 @@ def test_bytes_of_a_token_are_the_linears_of_an_8b_model(llama) -> None:
     } == LINEARS
     total = WEIGHTS + 128256 * 4096 + 65 * 4096
     assert total == 8_030_261_248  # parameters of Llama-3.1-8B, as its model card counts them
-
-
-# The kernels, compiled for Hopper without a GPU
-
-
-def ptxas_words(nvcc: str, out: Path) -> str:
-    import hopper
-
-    argv = [nvcc, *hopper.FLAGS, "-Xptxas", "-v", "-o", str(out), *map(str, hopper.SOURCES)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
-
-
-def test_cuda_kernels_do_not_spill_and_are_not_serialised(nvcc: str, tmp_path: Path) -> None:
-    words = ptxas_words(nvcc, tmp_path / "all.so")
-    entries = re.findall(r"Compiling entry function '(\w+)' for 'sm_90a'", words)
-    assert sum("float8_gemm" in entry for entry in entries) == 2  # gated or not
-    assert len(re.findall(r"\b0 bytes spill stores, 0 bytes spill loads", words)) == len(entries)
-    assert "C7510" not in words  # ptxas's warning that it made the asynchronous wgmma wait for each other
-    assert "warning" not in words.lower()
-
-
-@pytest.mark.usefixtures("nvcc")
-def test_cuda_kernels_compile_once_and_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ctypes
-
-    import hopper
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library = hopper.compile_sources()
-    made = library.stat().st_mtime_ns
-    assert ctypes.CDLL(str(library)).float8_gemm_launch
-    assert hopper.compile_sources() == library
-    assert library.stat().st_mtime_ns == made
-    assert list(tmp_path.rglob("*.part")) == []
-
-
-@pytest.mark.usefixtures("nvcc")
-def test_sources_that_do_not_compile_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import hopper
-
-    broken = tmp_path / "broken.cu"
-    broken.write_text("__global__ void kernel( {\n")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(hopper, "SOURCES", (broken,))
-    with pytest.raises(RuntimeError, match=r"nvcc failed: .*broken\.cu"):
-        hopper.compile_sources()
-    assert [file for file in (tmp_path / "cache").rglob("*") if file.is_file()] == []
-
-
-def test_no_nvcc_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import hopper
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="nvcc is not on PATH"):
-        hopper.compile_sources()
-
-
-@pytest.fixture(scope="module")
-def hopper_code(triton: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """Each launch of the Triton kernels: call, kernel, ptx, sass."""
-    folder = tmp_path_factory.mktemp("hopper")
-    script = Path(__file__).with_name("hopper_code.py")
-    path = [triton, FOLDER, checkouts.REPOSITORY / "src"]
-    done = python(script, folder, path=path, TRITON_CACHE_DIR=str(folder / "cache"))
-    assert done.returncode == 0, done.stderr
-    return [
-        {**launch, "ptx": (folder / f"{i}.ptx").read_text(), "sass": (folder / f"{i}.sass").read_text()}
-        for i, launch in enumerate(json.loads(done.stdout))
-    ]
-
-
-def of(launches: list[dict[str, str]], kernel: str) -> list[dict[str, str]]:
-    found = [launch for launch in launches if launch["kernel"] == kernel]
-    assert found
-    return found
-
-
-def instructions(launch: dict[str, str]) -> list[str]:
-    """SASS without predicates, in order: LDG.E.128 R4, desc[...]"""
-    return re.findall(r"/\*[0-9a-f]{4,5}\*/\s+(?:@!?U?P[T\d]+ )?([A-Z][^;]*?)\s*;", launch["sass"])
-
-
-def test_each_call_takes_its_kernels(hopper_code) -> None:
-    taken: dict[str, list[str]] = {}
-    for launch in hopper_code:
-        taken.setdefault(launch["call"], []).append(launch["kernel"])
-    expected = {
-        ("_gemv",): ("wqkv", "wo", "w13", "w2", "output", "bf16 weights"),
-        ("_to_half", "_skinny", "_add_parts"): ("2 tokens", "32 tokens", "64 tokens"),
-        ("_to_half", "_gemm"): ("prefill", "gated prefill", "ragged prefill"),
-        ("_attention", "_rope_prompt"): ("attention",),
-    }
-    assert taken == {call: list(kernels) for kernels, calls in expected.items() for call in calls}
-
-
-def test_no_triton_kernel_spills_or_outgrows_shared_memory(hopper_code) -> None:
-    for launch in hopper_code:
-        local = [line for line in instructions(launch) if line.startswith(("LDL", "STL"))]
-        assert local == [], (launch["call"], launch["kernel"])
-        assert int(launch["shared_bytes"]) <= 232_448
-
-
-def test_gemv_loads_16_bytes_a_thread_and_all_weights_before_it_waits(hopper_code) -> None:
-    for launch in of(hopper_code, "_gemv"):
-        lines = instructions(launch)
-        (wait,) = (i for i, line in enumerate(lines) if line == "ACQBULK")
-        (allow,) = (i for i, line in enumerate(lines) if line == "PREEXIT")
-        weights = [i for i, line in enumerate(lines) if line.startswith("LDG") and ".EF" in line]  # evict first
-        width = 2 if launch["call"] == "bf16 weights" else 1
-        threads, rows, columns = (
-            128,
-            2 if launch["call"] in ("w13", "w2") else 4,
-            14336 if launch["call"] == "w2" else 4096,
-        )
-        rows *= 2 if launch["call"] == "w13" else 1  # gate and up
-        assert len(weights) * 16 * threads == rows * columns * width, launch["call"]
-        assert all(lines[i].startswith("LDG.E.EF.128") for i in weights)
-        assert allow < min(weights) < max(weights) < wait, launch["call"]
-
-
-def test_programmatic_launches_wait_before_they_read_what_others_write(hopper_code) -> None:
-    """In PTX, which keeps the source's order: x, parts and residual come after griddepcontrol.wait."""
-    for kernel in ("_gemv", "_to_half", "_skinny", "_add_parts", "_attention"):
-        for launch in of(hopper_code, kernel):
-            assert launch["ptx"].count("griddepcontrol.wait") == 1, kernel
-            assert launch["ptx"].count("griddepcontrol.launch_dependents") == 1, kernel
-            before = launch["ptx"].partition("griddepcontrol.wait")[0]
-            assert not re.search(r"\b(st|red|atom)\.global", before), kernel
-            reads = len(re.findall(r"\b(?:ld\.global|cp\.async)\S*v?\d* ", before))
-            assert kernel in ("_gemv", "_skinny") or reads == 0, kernel  # those two: weights and scales
-    for kernel in ("_gemm", "_rope_prompt"):
-        assert all("griddepcontrol" not in launch["ptx"] for launch in of(hopper_code, kernel))
-
-
-def test_gemm_keeps_its_tensor_cores_busy(hopper_code) -> None:
-    """One wait for all products, after the loop; within it, three stay in flight."""
-    for launch in of(hopper_code, "_gemm"):
-        waits = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d)", launch["sass"])
-        assert waits.count("0x0") == 1, launch["call"]
-        assert set(waits) == {"0x0", "0x3"}
-        assert sum(line.startswith("HGMMA.64x256x16.F32") for line in instructions(launch)) == 4  # 64 k of a step
-
-
-OURS = """
-import torch
-from torch import nn
-import float8_linear, repro
-weight = torch.randn(96, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
-weight[5] = 0
-values, scale = float8_linear.quantize(weight)
-assert values.dtype == torch.float8_e4m3fn and scale.shape == (96,)
-kept = torch.arange(96) != 5
-ours = values.float() * scale[:, None]
-assert torch.equal(ours[kept], repro.dequantized("w", weight)[kept]) and not ours[5].any()
-gate, up = torch.arange(32), 100 + torch.arange(32)
-both = float8_linear.interleave(gate, up)
-assert both[:24].tolist() == [*range(8), *range(100, 108), *range(8, 16)]
-model = nn.Sequential(nn.Linear(64, 96), nn.Sequential(nn.Linear(96, 32, bias=False), nn.ReLU())).bfloat16()
-bias = model[0].bias
-assert float8_linear.swap_linears(model) is model
-assert [type(m).__name__ for m in model.modules()][1:] == ["Float8Linear", "Sequential", "Float8Linear", "ReLU"]
-assert model[0].bias is bias and model[1][0].bias is None
-assert sorted(model.state_dict()) == ["0.bias", "0.scale", "0.weight", "1.0.scale", "1.0.weight"]
-x = torch.empty(3, 7, 64, dtype=torch.bfloat16, device="meta")
-op = torch.ops.float8_weight_only.linear
-assert op(x, values.to("meta"), scale.to("meta")).shape == (3, 7, 96)
-assert op(x, values.to("meta"), scale.to("meta"), gated=True).shape == (3, 7, 48)
-"""
-
-
-def test_swap_quantise_and_interleave(triton: Path) -> None:
-    done = python("-c", OURS, path=[triton, FOLDER, checkouts.REPOSITORY / "src"])
-    assert done.returncode == 0, done.stderr
