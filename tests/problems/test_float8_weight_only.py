@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import checkouts
 import msgspec
@@ -443,3 +446,75 @@ def test_bytes_of_a_token_are_the_linears_of_an_8b_model(llama) -> None:
     } == LINEARS
     total = WEIGHTS + 128256 * 4096 + 65 * 4096
     assert total == 8_030_261_248  # parameters of Llama-3.1-8B, as its model card counts them
+
+
+# The notebook
+
+
+def answers(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the notebook's cells leave, run one after another on the records of the checkout `root`."""
+    monkeypatch.setenv("WORKLOG_ROOT", str(root))
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    cells = json.loads((FOLDER / "analysis.ipynb").read_text())["cells"]
+    names: dict[str, Any] = {"display": lambda table: shown.append(table)}
+    shown = names["shown"] = []
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            assert (cell["outputs"], cell["execution_count"]) == ([], None)
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    import matplotlib.pyplot as plt
+
+    names["figures"] = len(plt.get_fignums())
+    plt.close("all")
+    return names
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout that has this problem and no runs."""
+    (tmp_path / "problems").mkdir()
+    (tmp_path / "problems" / NAME).symlink_to(FOLDER)
+    (tmp_path / "pyproject.toml").touch()
+    return tmp_path
+
+
+def test_notebook_without_runs_says_so(root: Path, monkeypatch, capsys) -> None:
+    found = answers(root, monkeypatch)
+    assert "No runs yet. ./scripts/repro float8_weight_only makes one" in capsys.readouterr().out
+    assert (found["figures"], len(found["times"]), len(found["claims"])) == (0, 0, 0)
+
+
+def test_notebook_on_a_cpu_run(run: Path, root: Path, monkeypatch, capsys) -> None:
+    shutil.copytree(run, root / "out" / NAME / run.name)  # where a run of one's own lies
+    found = answers(root, monkeypatch)
+    words = capsys.readouterr().out
+    assert "Runs on a CPU only" in words
+    assert "bisect_op                    _to_copy -> unsqueeze -> expand -> clone" in words
+    assert found["predicted"].loc["bisect_scale", ["eager", "compiled"]].tolist() == [21, 21]
+    assert len(found["claims"]) == 4
+    assert len(found["decode"]) == 8
+    assert found["figures"] == 3  # times, bytes, memory
+
+
+def test_notebook_on_a_gpu_run_and_captures(run: Path, root: Path, monkeypatch, capsys) -> None:
+    reports = root / "reports" / NAME
+    shutil.copytree(run, reports / run.name)
+    made = gpu_record()
+    folder = reports / made.run_id
+    folder.mkdir()
+    history = [
+        {"action": "alloc", "addr": 16, "size": 2**30, "time_us": 5, "frames": []},
+        {"action": "free_requested", "addr": 16, "size": 2**30, "time_us": 9, "frames": []},
+    ]
+    file = folder / "memory.float8_fused.json.gz"
+    file.write_bytes(gzip.compress(json.dumps({"segments": [], "device_traces": [history]}).encode()))
+    made = msgspec.structs.replace(made, claims=float8.claims(made), artifacts=[record.artifact(folder, file)])
+    record.save(made, folder)
+    found = answers(root, monkeypatch)
+    assert "memory.float8_fused.json.gz: peak 1.000 GiB" in capsys.readouterr().out
+    assert found["decode"].loc["torchao_0_13_0_eager", "over fastest bf16"] == 15  # the GPU's run, not the CPU's
+    assert found["decode"].loc["float8_fused", "over fastest bf16"] == 0.5
+    alone = found["linears"].query("tokens == 1 and variant == 'float8_fused'")
+    assert sorted(alone["linear"]) == sorted(LINEARS)
+    assert alone["of_copy"].tolist() == pytest.approx([0.95] * 5)
+    assert found["figures"] == 1 + 1 + 1 + 2  # times, bytes, memory, linears of two variants
