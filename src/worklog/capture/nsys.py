@@ -7,6 +7,7 @@ what ran (attribution). `graph` traces a graph as one piece, which costs little:
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -69,3 +70,28 @@ def run(argv: Sequence[str], made: Path, session: Session) -> None:
             f"nsys wrote no {made.name}: the program never came to cudaProfilerStart, or ran nothing on a GPU after it "
             f"(its last line: {done.last_line}).",
         )
+    if made.suffix == ".sqlite":
+        redact(made)
+
+
+def redact(export: Path) -> None:
+    """Empty what an export tells of the machine and not of the program: variables, working folder, user and host name.
+
+    nsys stores them whatever is asked of it, of the program and of other processes on the machine, in these places of
+    schema 3.20 to 3.25. The .nsys-rep keeps them, and its format is not public: look at it before you give it away.
+    """
+    places = (
+        (
+            "META_DATA_CAPTURE",
+            "name LIKE '%ENVIRONMENT_VARIABLE' OR name LIKE '%WORKING_DIR' OR name LIKE '%USER_NAME'",
+        ),
+        ("TARGET_INFO_SYSTEM_ENV", "name IN ('DeviceEnvironment', 'Hostname')"),
+        ("StringIds", "value LIKE '%PATH=/%' OR value LIKE '%HOME=/%' OR value LIKE '%PWD=/%'"),
+    )
+    with sqlite3.connect(export) as database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        for table, which in places:
+            if table in tables:
+                database.execute(f"UPDATE {table} SET value = '' WHERE {which}")
+    database.execute("VACUUM")  # what was there would else remain in free pages
+    database.close()
