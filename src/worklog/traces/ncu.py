@@ -82,9 +82,10 @@ def read(report: Path) -> list[dict[str, Any]]:
     """The launches of a .ncu-rep (or .ncu-rep.gz), in order.
 
     Each: name, full_name, grid and block [x, y, z], duration_ns, dram_read_bytes, dram_write_bytes, dram_fraction and
-    sm_fraction (throughput over the peak), l2_hit_fraction, registers_per_thread, occupancy_fraction (warps active),
-    waves, and stalls: the three most frequent reasons [{reason, share}] of warps not to issue, share of all warps'
-    time, or None where warp states were not collected. ncu locked out other work: its durations are no timings.
+    sm_fraction (throughput over the peak), l2_hit_fraction (may pass 1 by a little: its counters come from different
+    replays), registers_per_thread, occupancy_fraction (warps active), waves, and stalls: the three most frequent
+    reasons [{reason, share}] of warps not to issue, share of all warps' time, or None where warp states were not
+    collected. ncu locks out other work and empties caches: durations are no timings.
     Raises ProblemError as `launches` does, and for a metric in a unit that is not known.
     """
     return [row(launch) for launch in launches(report, tuple(FIELDS.values()))]
