@@ -510,6 +510,11 @@ def test_notebook_on_a_gpu_run_and_captures(run: Path, root: Path, monkeypatch, 
     file.write_bytes(gzip.compress(json.dumps({"segments": [], "device_traces": [history]}).encode()))
     made = msgspec.structs.replace(made, claims=float8.claims(made), artifacts=[record.artifact(folder, file)])
     record.save(made, folder)
+    smaller = folder.with_name(made.run_id.replace("test", "tiny"))  # of another size, and newer: not to be mixed in
+    fast = {"float8_fused": record.VariantResult(status="ok", cases={"decode": timed(1)})}
+    config = {**made.config, "name": "llama_8b_4_layers"}
+    small = msgspec.structs.replace(made, run_id=smaller.name, config=config, variants=fast, claims=[], artifacts=[])
+    record.save(small, smaller)
     found = answers(root, monkeypatch)
     assert "memory.float8_fused.json.gz: peak 1.000 GiB" in capsys.readouterr().out
     assert found["decode"].loc["torchao_0_13_0_eager", "over fastest bf16"] == 15  # the GPU's run, not the CPU's
