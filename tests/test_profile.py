@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -52,6 +53,15 @@ NSYS = """
 if [[ $1 == --version ]]; then echo 'NVIDIA Nsight Systems version 2025.3.1.90-1'; exit; fi
 for word in "$@"; do [[ $word == --output=* ]] && out=${word#--output=}; done
 echo "Generating '/tmp/nsys-report-1.qdstrm'"
+if [[ $1 == profile ]]; then echo profile > "$out"; exit; fi
+python3 -c 'import sqlite3, sys
+with sqlite3.connect(sys.argv[1]) as database:
+    database.execute("CREATE TABLE META_DATA_CAPTURE (name TEXT, value TEXT)")
+    rows = [("A:ENVIRONMENT_VARIABLE", "TOKEN=abc"), ("A:WORKING_DIR", "/home/someone"), ("A:PRODUCT", "nsys")]
+    database.executemany("INSERT INTO META_DATA_CAPTURE VALUES (?, ?)", rows)' "$out"
+"""
+NO_DATABASE = """
+for word in "$@"; do [[ $word == --output=* ]] && out=${word#--output=}; done
 echo "$1" > "$out"
 """
 HALF = """
@@ -135,11 +145,24 @@ def test_nsys_runs_both_passes_and_exports_each(checkout: Path, tmp_path: Path) 
     assert kept.software["nsys"] == "2025.3.1.90"
     names = ["nsys.plain.nsys-rep", "nsys.plain.sqlite", "nsys.plain.timing.nsys-rep", "nsys.plain.timing.sqlite"]
     assert [a.path for a in kept.artifacts] == [*names, "stdout.log"]
-    assert [(folder / name).read_text() for name in names] == ["profile\n", "export\n"] * 2
+    assert [(folder / name).read_text() for name in names[::2]] == ["profile\n"] * 2
+    for name in names[1::2]:
+        with sqlite3.connect(folder / name) as database:
+            kept_values = dict(database.execute("SELECT name, value FROM META_DATA_CAPTURE"))
+        assert kept_values == {"A:ENVIRONMENT_VARIABLE": "", "A:WORKING_DIR": "", "A:PRODUCT": "nsys"}
+        assert b"TOKEN=abc" not in (folder / name).read_bytes()
     graph_trace = [next((w for w in a.argv if "graph-trace" in w), None) for a in kept.artifacts]
     assert graph_trace == ["--cuda-graph-trace=node", None, "--cuda-graph-trace=graph", None, None]
     assert kept.artifacts[0].argv[0] == "nsys"
     assert str(tmp_path) not in (folder / "record.json").read_text() + (folder / "stdout.log").read_text()
+
+
+def test_an_export_that_is_no_database_is_one_sentence(checkout: Path, tmp_path: Path) -> None:
+    done = worklog(checkout, "--with", "nsys", "--config", "gpu", WORKLOG_NSYS=tool(tmp_path, "nsys", NO_DATABASE))
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert "nsys.plain.sqlite, nsys's export, cannot be read or rewritten (file is not a database)" in done.stderr
+    assert record.load(only_run(checkout)).variants["plain"].status == "error"
 
 
 @pytest.mark.parametrize("name", ["nsys", "ncu"])

@@ -79,6 +79,7 @@ def redact(export: Path) -> None:
 
     nsys stores them whatever is asked of it, of the program and of other processes on the machine, in these places of
     schema 3.20 to 3.25. The .nsys-rep keeps them, and its format is not public: look at it before you give it away.
+    Raises CaptureError for a file that is no database, and where the disk refuses the change.
     """
     places = (
         (
@@ -88,10 +89,15 @@ def redact(export: Path) -> None:
         ("TARGET_INFO_SYSTEM_ENV", "name IN ('DeviceEnvironment', 'Hostname')"),
         ("StringIds", "value LIKE '%PATH=/%' OR value LIKE '%HOME=/%' OR value LIKE '%PWD=/%'"),
     )
-    with sqlite3.connect(export) as database:
-        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        for table, which in places:
-            if table in tables:
-                database.execute(f"UPDATE {table} SET value = '' WHERE {which}")
-    database.execute("VACUUM")  # what was there would else remain in free pages
-    database.close()
+    database = sqlite3.connect(export)
+    try:
+        with database:
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            for table, which in places:
+                if table in tables:
+                    database.execute(f"UPDATE {table} SET value = '' WHERE {which}")
+        database.execute("VACUUM")  # what was there would else remain in free pages
+    except sqlite3.Error as error:
+        raise CaptureError("error", f"{export.name}, nsys's export, cannot be read or rewritten ({error}).") from error
+    finally:
+        database.close()
