@@ -8,11 +8,14 @@ whole and CUDA graphs capture it.
     swap_linears(model)                     # every nn.Linear of any model, in place
     y = torch.ops.float8_weight_only.linear(x, weight, scale)
 
-Three kernels stand behind the operator, by the number of tokens M:
-    M = 1     `_gemv`: every weight is used once, so the sum runs on the CUDA cores and the kernel only streams.
-    M <= 64   `_skinny`: the tensor cores do the sum; K is split so that the loads of small layers fill the GPU.
-    M > 64    `_gemm`: compute-bound; the weight tile is widened on its way from shared memory into the tensor cores.
-              On Hopper with nvcc, float8_gemm.cu, the same idea with a producer warp and clusters, takes its place.
+What runs, by the number of tokens M, on Hopper with nvcc and elsewhere (`_name`: a Triton kernel of this file):
+    M          Hopper           elsewhere
+    1          float8_gemv.cu   `_gemv`: the kernel only streams weights; norm, gate and residual go into it
+    2 to 8     float8_gemv.cu   `_skinny`
+    9 to 64    `_skinny`        `_skinny`: tensor cores; K is split so that the loads of small layers fill the GPU
+    above 64   float8_gemm.cu   `_gemm`: compute-bound; the weight is widened between shared memory and tensor cores
+The CUDA kernels do what Triton cannot say: in float8_gemv.cu the weights of the next launch wait in shared memory while
+this one computes; float8_gemm.cu has a producer warp and clusters. Weights that stay bfloat16 always take `_gemv`.
 
 Launches carry the attribute for programmatic dependent launch: a kernel starts while the one before it still runs,
 loads its weights, which no kernel writes, and only then waits (griddepcontrol.wait) for its input.
@@ -203,6 +206,8 @@ def _launch_gemv(
     gated: bool,
     residual: Tensor | None,
 ) -> None:
+    if hopper.gemv(x, weight, scale, y, norm, eps, gated, residual):
+        return
     columns = weight.shape[1]
     block_k = 2048 if columns % 2048 == 0 else columns & -columns  # the largest power of two that divides K
     rows = 2 if columns > 8192 or gated else 4
@@ -214,6 +219,8 @@ def _launch_gemv(
 
 def _launch_matrix(x: Tensor, weight: Tensor, scale: Tensor, y: Tensor, gated: bool) -> None:
     (tokens, columns), rows = x.shape, weight.shape[0]
+    if tokens <= hopper.GEMV_TOKENS and hopper.gemv(x, weight, scale, y, gated=gated):
+        return
     if tokens > 64 and hopper.gemm(x, weight, scale, y, gated):
         return
     half, x_scale = torch.empty_like(x, dtype=torch.float16), torch.empty(tokens, device=x.device)
