@@ -17,8 +17,8 @@ What runs, by the number of tokens M, on Hopper with nvcc and elsewhere (`_name`
 The CUDA kernels do what Triton cannot say: in float8_gemv.cu the weights of the next launch wait in shared memory while
 this one computes; float8_gemm.cu has a producer warp and clusters. Weights that stay bfloat16 always take `_gemv`.
 
-Launches carry the attribute for programmatic dependent launch: a kernel starts while the one before it still runs,
-loads its weights, which no kernel writes, and only then waits (griddepcontrol.wait) for its input.
+Launches carry the attribute for programmatic dependent launch: a kernel starts while the one before it still runs and
+waits (griddepcontrol.wait) before it reads its input; `_gemv` has its weights, which no kernel writes, loaded by then.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ GATE_ROWS = 8  # gate and up rows alternate in groups of 8, so that both lie in 
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [N, K] -> (e4m3 [N, K], scale float32 [N]); a row's largest magnitude becomes 448.
+    """weight [N, K] -> (e4m3 [N, K], scale float32 [N]); a row's largest magnitude becomes 448, or next to it.
 
-    Rows are converted in pieces, so the temporary is at most 64 MiB.
+    As torchao does it: the scale is taken in the weight's own type, so the values are the same to the bit. Rows are
+    converted in pieces; a temporary has at most 64 MiB.
     """
     rows, columns = weight.shape
     values = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=weight.device)
     scale = torch.empty(rows, dtype=torch.float32, device=weight.device)
     step = max(1, (16 << 20) // columns)
     for start in range(0, rows, step):
-        part = weight[start : start + step].float()
-        amax = part.abs().amax(dim=1).clamp(min=1e-12)
-        scale[start : start + step] = amax / E4M3_MAX
-        values[start : start + step] = (part / scale[start : start + step, None]).to(torch.float8_e4m3fn)
+        part = weight[start : start + step]
+        scale[start : start + step] = (part.abs().amax(dim=1) / E4M3_MAX).float().clamp(min=1e-12)
+        scaled = part.float() / scale[start : start + step, None]
+        values[start : start + step] = scaled.clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
     return values, scale
 
 
@@ -320,4 +321,11 @@ def swap_linears(model: nn.Module) -> nn.Module:
             setattr(model, name, Float8Linear.from_linear(child))
         else:
             swap_linears(child)
+    settle()
     return model
+
+
+def settle() -> None:
+    """Wait for the device: a kernel reads its weights before it waits for the kernel that may just be writing them."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

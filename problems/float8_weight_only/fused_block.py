@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from float8_linear import Float8Linear, interleave, keep, quantize
+from float8_linear import Float8Linear, interleave, keep, quantize, settle
 from torch import Tensor, nn
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -214,4 +214,5 @@ def swap_blocks(model: Llama, float8: bool = True) -> Llama:
         model.blocks[i] = FusedBlock(block, float8)
     model.output = FusedOutput(model.norm, model.output, float8)
     model.norm = nn.Identity()
+    settle()
     return model
