@@ -33,7 +33,7 @@ def checks(**variables: str) -> dict[str, dict[str, Any]]:
 def test_a_machine_with_torch_can_do_cpu_runs() -> None:
     code, out, err = doctor()
     assert code == 0, err
-    for line in ("python", "torch", "gpu", "nsys", "ncu", "gpu counters", "docker", "memory", "disk"):
+    for line in ("python", "torch", "gpu", "nsys", "ncu", "gpu counters", "container", "memory", "disk"):
         assert any(row.startswith(line) for row in out.splitlines()), line
 
 

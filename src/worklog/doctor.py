@@ -18,7 +18,7 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from worklog import environment, nsight
+from worklog import container, environment, nsight
 from worklog.problem import ProblemError, load, names, packages_folder, root
 
 State = Literal["ok", "missing", "fault", "unknown"]
@@ -61,7 +61,7 @@ def diagnose() -> Diagnosis:
     torch = _import_torch()
     checks = [_python(), _torch(torch), _gpu(), _torch_sees_gpu(torch), _gpu_readings()]
     checks += [_nsys(), _ncu(), _counters(), *_python_packages(), *_side_packages()]
-    checks += [*_docker(), _container(), _memory(), _disk()]
+    checks += [*_docker(), *_container(torch), _memory(), _disk()]
     return Diagnosis(checks)
 
 
@@ -233,16 +233,15 @@ def _side_packages() -> Iterator[Check]:
 def _docker() -> Iterator[Check]:
     disables = "docker compose run; the same runs work without Docker"
     if not shutil.which("docker"):
+        if container.inside():
+            return
         yield Check("docker", "missing", "not on PATH", disables, "https://docs.docker.com/engine/install")
         return
     info = _said("docker", "info", "--format", "{{json .}}")
     said = json.loads(info) if info and info.startswith("{") else {}
     if not said.get("ServerVersion"):
-        found, remedy = (
-            "the client, but no daemon answers",
-            "start it (systemctl start docker), or join the group docker",
-        )
-        yield Check("docker", "fault", found, disables, remedy)
+        remedy = "start it (systemctl start docker), or join the group docker"
+        yield Check("docker", "fault", "the client, but no daemon answers", disables, remedy)
         return
     yield Check("docker", "ok", said["ServerVersion"])
     compose = _said("docker", "compose", "version", "--short")
@@ -253,10 +252,8 @@ def _docker() -> Iterator[Check]:
     if "nvidia" in said.get("Runtimes", {}) or (said.get("CDISpecDirs") and any(Path("/etc/cdi").glob("nvidia*"))):
         yield Check("nvidia container toolkit", "ok", "Docker knows it")
     else:
-        found = "Docker has no nvidia runtime"
-        yield Check(
-            "nvidia container toolkit", "missing", found, "GPUs inside Docker", "install nvidia-container-toolkit"
-        )
+        remedy = "install nvidia-container-toolkit"
+        yield Check("nvidia container toolkit", "missing", "Docker has no nvidia runtime", "GPUs inside Docker", remedy)
 
 
 def _said(*argv: str) -> str | None:
@@ -267,8 +264,18 @@ def _said(*argv: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _container() -> Check:
-    return Check("container", "ok", "inside one" if environment.in_container() else "not inside one")
+def _container(torch: dict[str, Any] | str) -> Iterator[Check]:
+    """Inside of one: whether the driver that the host mounts into it fits the image."""
+    if not container.inside():
+        yield Check("container", "ok", "not inside one")
+        return
+    needed = os.environ.get("CUDA_VERSION") or (torch["cuda"] if isinstance(torch, dict) else None)
+    host, seen = container.host_driver(), container.library()
+    yield Check("container", "ok", "inside one" + (f", for CUDA {needed}" if needed else ""))
+    if fault := container.driver_fault(needed, host, seen):
+        yield Check("mounted driver", "fault" if host or seen else "missing", fault[0], "GPU runs in it", fault[1])
+    elif seen:
+        yield Check("mounted driver", "ok", f"{host or 'version unknown'}, up to CUDA {seen[0][0]}.{seen[0][1]}")
 
 
 def _memory() -> Check:

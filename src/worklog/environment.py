@@ -109,12 +109,6 @@ def torch_version() -> tuple[str | None, str | None]:
     return None, None
 
 
-def in_container() -> bool:
-    """Docker and Podman leave a file; Kubernetes and systemd set a variable."""
-    files = (Path("/.dockerenv"), Path("/run/.containerenv"))
-    return any(f.exists() for f in files) or any(v in os.environ for v in ("container", "KUBERNETES_SERVICE_HOST"))
-
-
 def _first(distributions: Iterable[str]) -> str | None:
     for name in distributions:
         try:

@@ -1,0 +1,84 @@
+"""What a container sees of its host's driver: libraries that a C compiler makes here, loaded for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from worklog import container
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+LIBRARY = """
+int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
+int cuInit(unsigned flags) { return CODE + flags; }
+int cuDeviceGetCount(int *count) { *count = 0; return 0; }
+"""
+
+
+def doctor(folder: Path, **variables: str) -> dict[str, dict[str, str]]:
+    own = {**os.environ, "container": "yes", "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(REPOSITORY / "src")}
+    argv = [sys.executable, "-m", "worklog.cli", "doctor", "--json"]
+    done = subprocess.run(argv, env={**own, **variables}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+def library(folder: Path, version: int, code: int) -> None:
+    (folder / "cuda.c").write_text(LIBRARY)
+    define = [f"-DVERSION={version}", f"-DCODE={code}"]
+    subprocess.run(["gcc", "-shared", "-fPIC", *define, "-o", "libcuda.so.1", "cuda.c"], cwd=folder, check=True)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+def test_a_driver_too_old_for_the_image(tmp_path: Path) -> None:
+    library(tmp_path, 12080, 0)
+    found = doctor(tmp_path, CUDA_VERSION="13.0.1")
+    assert found["container"]["found"] == "inside one, for CUDA 13.0.1"
+    assert found["mounted driver"]["state"] == "fault"
+    assert found["mounted driver"]["found"].endswith("supports CUDA 12.8, the image needs CUDA 13.0.1")
+    assert found["mounted driver"]["remedy"] == "update the host's driver to 580 or later"
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+def test_a_driver_that_was_updated_under_the_container(tmp_path: Path) -> None:
+    library(tmp_path, 13000, container.MISMATCH)
+    found = doctor(tmp_path, CUDA_VERSION="13.0.1")["mounted driver"]
+    assert "is not of the host's driver" in found["found"]
+    assert found["remedy"].startswith("start a new container")
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+def test_a_driver_that_fits(tmp_path: Path) -> None:
+    library(tmp_path, 13010, 0)
+    found = doctor(tmp_path, CUDA_VERSION="13.0.1")["mounted driver"]
+    assert found["state"] == "ok"
+    assert found["found"].endswith("up to CUDA 13.1")
+
+
+def test_a_driver_that_is_not_mounted(tmp_path: Path) -> None:
+    module = tmp_path / "version"
+    module.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs)\nGCC version: 13\n"
+    )
+    assert container.host_driver(module) == "580.95.05"
+    module.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23 22:50:36 UTC 2025\n")
+    assert container.host_driver(module) == "570.86.15"
+    assert container.host_driver(tmp_path / "none") is None
+    fault = container.driver_fault("13.0.1", "580.95.05", None)
+    assert fault is not None
+    assert "580.95.05 is not mounted" in fault[0]
+    assert "--gpus all" in fault[1]
+    fault = container.driver_fault("13.0.1", None, None)
+    assert fault is not None
+    assert fault[0] == "the host has no NVIDIA driver"
+
+
+def test_a_driver_of_a_newer_cuda_and_an_image_without_cuda() -> None:
+    assert container.driver_fault("13.0.1", "600.1", ((14, 0), 0)) is None
+    assert container.driver_fault(None, "450.1", ((11, 0), 0)) is None
