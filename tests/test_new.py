@@ -96,6 +96,17 @@ def test_a_full_disk_leaves_nothing(root: Path) -> None:
     assert list((root / "problems").iterdir()) == []
 
 
+def test_it_gets_services_of_docker_compose(root: Path) -> None:
+    shutil.copytree(checkouts.REPOSITORY / "docker", root / "docker")
+    before = (root / "docker/compose.yaml").read_text()
+    assert checkouts.worklog(root, "new", "slow_softmax").returncode == 0
+    after = (root / "docker/compose.yaml").read_text()
+    assert after.endswith(before[before.index(new.SERVICES_BELOW) + len(new.SERVICES_BELOW) :])
+    assert "dockerfile: problems/slow_softmax/Dockerfile" in after
+    assert "  slow_softmax_ncu:\n    <<: [*ncu, *slow_softmax]\n" in after
+    assert "  slow_softmax: {deploy: !reset null}\n" in (root / "docker/compose.cpu.yaml").read_text()
+
+
 @pytest.mark.parametrize("script", ["nsys.sh", "ncu.sh"])
 def test_the_profilers_scripts_are_one_text(script: str) -> None:
     """The packaged template is the source; every problem's copy equals it."""
@@ -112,9 +123,9 @@ def test_the_dockerfile_installs_before_it_copies_code_and_is_not_root() -> None
         for start in (
             "ARG BASE",
             "FROM ${BASE}",
-            "RUN pip install --no-cache-dir -r",
+            "RUN pip install --no-cache-dir --requirement",
             "COPY src/",
-            "USER worklog",
+            "USER 1000:1000",
             "ENTRYPOINT",
         )
     ]
