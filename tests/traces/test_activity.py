@@ -3,7 +3,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from worklog.traces.activity import GEOMETRY, kernel_table, short_name, union_ns
+from worklog.traces.activity import GEOMETRY, kernel_table, short_name
+from worklog.traces.intervals import union_ns, whole
 
 
 def test_union_counts_overlap_once_and_keeps_every_nanosecond() -> None:
@@ -11,7 +12,7 @@ def test_union_counts_overlap_once_and_keeps_every_nanosecond() -> None:
     start = [big + 50, big, big + 10, big + 200]
     end = [big + 60, big + 100, big + 20, big + 201]
     assert union_ns(start, end) == 101
-    assert union_ns(start, end, (big + 90, big + 200)) == 10
+    assert union_ns(start, end, whole(big + 90, big + 200)) == 10
     assert union_ns([], []) == 0
     assert union_ns([0, 10], [10, 20]) == 20
 
@@ -60,7 +61,7 @@ def test_kernels_by_cost_with_the_most_common_geometry() -> None:
         ("a", 60, 80, 2, 1, 1, 64, 1, 1),
         ("b", 100, 200, 7, 8, 9, 128, 2, 1),
     ]
-    first, second = kernel_table(pd.DataFrame(rows, columns=["full_name", "start", "end", *GEOMETRY]))
+    first, second = kernel_table(pd.DataFrame(rows, columns=["name", "start_ns", "end_ns", *GEOMETRY]))
     assert (first["name"], first["count"], first["total_ns"], first["grid"]) == ("b", 1, 100, [7, 8, 9])
     assert second == {
         "name": "a",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
@@ -13,19 +12,6 @@ TELLING = re.compile(r"\b(\w+?_kernel_cuda|\w*[Ff]unctor(?!_)|\w+Ops|cutlass_\w+
 """Template arguments that say what a wrapper such as at::native's `elementwise_kernel` or CUTLASS's `Kernel2` does."""
 GENERIC = {"BinaryFunctor", "BUnaryFunctor", "AUnaryFunctor"}
 """Wrappers of at::native around the functor that matters."""
-
-
-def union_ns(start: Any, end: Any, window: tuple[int, int] | None = None) -> int:
-    """Length of the union of the intervals [start, end), cut to `window`; overlap counts once. Integer arrays."""
-    low, high = np.asarray(start, dtype=np.int64), np.asarray(end, dtype=np.int64)
-    if window is not None:
-        low, high = np.maximum(low, window[0]), np.minimum(high, window[1])
-    if not len(low):
-        return 0
-    order = np.argsort(low, kind="stable")
-    low, high = low[order], high[order]
-    reached = np.concatenate((low[:1], np.maximum.accumulate(high)[:-1]))
-    return int(np.maximum(high - np.maximum(low, reached), 0).sum())
 
 
 def short_name(demangled: str) -> str:
@@ -54,15 +40,15 @@ def short_name(demangled: str) -> str:
 def kernel_table(rows: pd.DataFrame) -> list[dict[str, Any]]:
     """Kernels by demangled name, most costly first.
 
-    `rows` has full_name, start, end (integer ns) and the columns of GEOMETRY. Each kernel: name (short), full_name,
+    `rows` has name (demangled), start_ns, end_ns and the columns of GEOMETRY. Each kernel: name (short), full_name,
     count, total_ns, median_ns, share (of the summed kernel time), and grid, block [x, y, z] of its most common launch.
     """
     if rows.empty:
         return []
-    timed = rows.assign(ns=rows["end"] - rows["start"])
+    timed = rows.assign(ns=rows["end_ns"] - rows["start_ns"])
     total = int(timed["ns"].sum())
     found = []
-    for full_name, group in timed.groupby("full_name", sort=True):
+    for full_name, group in timed.groupby("name", sort=True, observed=True):
         geometry = group.groupby(list(GEOMETRY)).size().idxmax()
         spent = int(group["ns"].sum())
         found.append(

@@ -6,7 +6,6 @@ are read as decimals, because a float64 of microseconds since boot or 1970 has l
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections.abc import Sequence
 from decimal import Decimal
@@ -16,10 +15,25 @@ from typing import Any
 import msgspec
 
 from worklog.problem import ProblemError
+from worklog.traces.files import content
 
 NESTED = {"python_function": 0, "cpu_op": 1, "cuda_runtime": 2, "cuda_driver": 3}
 """What nests on a thread; of events that begin and end together the first is the outer one."""
 MODULE = "nn.Module: "
+
+
+class Args(msgspec.Struct, gc=False, frozen=True):
+    """Of an event's arguments those that are read: skipping the rest makes reading four times faster."""
+
+    correlation: Any = None
+    device: Any = None
+    stream: Any = None
+    grid: Any = None
+    block: Any = None
+    external: Any = msgspec.field(default=None, name="External id")
+
+
+NO_ARGS = Args()
 
 
 class Event(msgspec.Struct, gc=False):
@@ -30,7 +44,7 @@ class Event(msgspec.Struct, gc=False):
     dur: Decimal = Decimal(0)
     pid: int | str = 0
     tid: int | str = 0
-    args: dict[str, Any] | None = None
+    args: Args = NO_ARGS
 
     @property
     def start(self) -> int:
@@ -39,9 +53,6 @@ class Event(msgspec.Struct, gc=False):
     @property
     def end(self) -> int:
         return int((self.ts + self.dur) * 1000)
-
-    def arg(self, name: str) -> Any:
-        return (self.args or {}).get(name)
 
 
 class Trace(msgspec.Struct):
@@ -67,10 +78,10 @@ class Node:
 
 def load(file: Path) -> Trace:
     """Raises ProblemError if it is no such trace (.json or .json.gz)."""
+    raw = content(file)
     try:
-        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        return msgspec.json.decode(content, type=Trace)
-    except (OSError, EOFError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return msgspec.json.decode(raw, type=Trace)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProblemError(f"{file}: is no trace of torch.profiler ({error}).") from error
 
 

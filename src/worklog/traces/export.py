@@ -1,4 +1,4 @@
-"""The tables of an SQLite export of nsys, as data frames.
+"""The tables of an SQLite export of nsys, as the schema's.
 
 nsys creates a table only when it has a row for it, and columns came and went with its versions: nothing is assumed
 but `start` and `end`. Meaning of tables and columns: https://docs.nvidia.com/nsight-systems (exporter, SQLite schema).
@@ -6,14 +6,14 @@ but `start` and `end`. Meaning of tables and columns: https://docs.nvidia.com/ns
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from worklog.problem import ProblemError
+from worklog.traces import schema
 from worklog.traces.activity import GEOMETRY
 
 WORK = {
@@ -22,9 +22,13 @@ WORK = {
     "memset": "CUPTI_ACTIVITY_KIND_MEMSET",
     "graph": "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
 }
-WORK_COLUMNS = ("start", "end", "deviceId", "correlationId", "globalPid", "graphNodeId", "demangledName")
+COMMON = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+OWN = {"kernel": ("demangledName",), "copy": ("copyKind", "srcKind", "dstKind")}
 GEOMETRY_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
-LAUNCH = re.compile(r"cu(da)?(LaunchKernel|LaunchCooperativeKernel|GraphLaunch)")
+COPIES = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
+NAMES = {"memset": "memset", "graph": "CUDA graph"}
+PAGEABLE = 0
+"""srcKind, dstKind of host memory that is not pinned."""
 PROCESS = ~0xFFFFFF
 """Takes the thread out of a globalTid, which leaves the globalPid."""
 
@@ -34,61 +38,120 @@ def columns(database: sqlite3.Connection, name: str) -> set[str]:
     return {row[1] for row in database.execute(f'PRAGMA table_info("{name}")')}
 
 
-def table(database: sqlite3.Connection, name: str, wanted: Sequence[str]) -> pd.DataFrame:
+def table(database: sqlite3.Connection, name: str, wanted: Sequence[str]) -> dict[str, Any]:
     """Integer columns; -1 stands for NULL and for a column that this version of nsys does not write."""
     have = columns(database, name)
     if not have:
-        return pd.DataFrame({column: pd.Series(dtype="int64") for column in wanted})
+        return {column: np.zeros(0, np.int64) for column in wanted}
     if not {"start", "end"} <= have:
         raise sqlite3.DatabaseError(f"table {name} has no start and end")
     picked = ", ".join(f'COALESCE("{c}", -1) AS "{c}"' if c in have else f'-1 AS "{c}"' for c in wanted)
-    return pd.read_sql_query(f'SELECT {picked} FROM "{name}"', database).astype("int64")
+    try:
+        rows = np.fromiter(
+            database.execute(f'SELECT {picked} FROM "{name}"'), dtype=np.dtype((np.int64, (len(wanted),)))
+        )
+    except (ValueError, TypeError, OverflowError) as error:
+        raise sqlite3.DatabaseError(f"table {name} holds something else than integers: {error}") from error
+    return {column: rows[:, at] for at, column in enumerate(wanted)}
 
 
 def calls(database: sqlite3.Connection, names: dict[int, str]) -> pd.DataFrame:
-    """API calls, one for a correlation id (the outermost); `launches`: kernels or a graph, `graph`: a graph."""
-    calls = table(
-        database, "CUPTI_ACTIVITY_KIND_RUNTIME", ("start", "end", "globalTid", "correlationId", "nameId")
-    ).sort_values("start")
-    calls = calls.assign(globalPid=calls["globalTid"] & PROCESS)
-    calls = calls.drop_duplicates(["globalPid", "correlationId"]).reset_index(drop=True)
-    called = [names.get(at, "") for at in calls["nameId"]]
-    return calls.assign(
-        launches=pd.Series([LAUNCH.match(name) is not None for name in called], dtype="bool"),
-        graph=pd.Series(["GraphLaunch" in name for name in called], dtype="bool"),
+    """API calls in the order of their starts, one for a correlation id (the outermost)."""
+    rows = table(database, "CUPTI_ACTIVITY_KIND_RUNTIME", ("start", "end", "globalTid", "correlationId", "nameId"))
+    called = named(rows["nameId"], names, "unnamed call")
+    kinds, graphs = schema.call_kinds(called)
+    return schema.outermost(
+        schema.frame(
+            schema.CALL,
+            start_ns=rows["start"],
+            end_ns=rows["end"],
+            thread=rows["globalTid"],
+            process=rows["globalTid"] & PROCESS,
+            name=called,
+            correlation=rows["correlationId"],
+            kind=kinds,
+            graph=graphs,
+        )
     )
 
 
-def work(database: sqlite3.Connection, names: dict[int, str], calls: pd.DataFrame) -> pd.DataFrame:
-    """Everything that ran on a device; `call` is the index of the API call that asked for it, -1 if unknown."""
-    wanted = (*WORK_COLUMNS, *GEOMETRY_COLUMNS)
-    tables = [table(database, name, wanted).assign(kind=kind) for kind, name in WORK.items()]
-    work = pd.concat([t for t in tables if len(t)] or tables[:1], ignore_index=True)
-    work = work.rename(columns=dict(zip(GEOMETRY_COLUMNS, GEOMETRY, strict=True)))
-    processes = calls["globalPid"].unique()
+def work(
+    database: sqlite3.Connection, names: dict[int, str], calls: pd.DataFrame, geometry: bool = False
+) -> pd.DataFrame:
+    """Everything that ran on a device; with `geometry` the columns activity.GEOMETRY too."""
+    found: list[pd.DataFrame] = []
+    for kind, source in WORK.items():
+        extra = OWN.get(kind, ()) + (GEOMETRY_COLUMNS if geometry and kind == "kernel" else ())
+        rows = table(database, source, (*COMMON, *extra))
+        if len(rows["start"]) or not found:
+            found.append(_activities(kind, rows, names, geometry))
+    work = pd.concat(found, ignore_index=True)
+    work["name"] = pd.api.types.union_categoricals([part["name"] for part in found])
+    processes = calls["process"].unique()
     if len(processes) == 1:  # exports before globalPid came
-        work.loc[work["globalPid"] == -1, "globalPid"] = processes[0]
-    keys = calls[["globalPid", "correlationId"]].assign(call=calls.index)
-    work = work.merge(keys, on=["globalPid", "correlationId"], how="left")
-    return work.assign(
-        call=work["call"].fillna(-1).astype("int64"),
-        full_name=[names.get(at, "unnamed kernel") for at in work["demangledName"]],
+        work.loc[work["process"] == -1, "process"] = processes[0]
+    return work.assign(call=schema.join(work["process"].to_numpy(), work["correlation"].to_numpy(), calls))
+
+
+def _activities(kind: str, rows: dict[str, Any], names: dict[int, str], geometry: bool) -> pd.DataFrame:
+    size = len(rows["start"])
+    if kind == "kernel":
+        called = named(rows["demangledName"], names, "unnamed kernel")
+        kinds = schema.kernel_kinds(called)
+    else:
+        kinds = np.full(size, {"copy": schema.COPY, "memset": schema.MEMSET, "graph": schema.GRAPH}[kind], np.int8)
+        called = schema.categories(np.zeros(size, np.int64), [NAMES.get(kind, "")])
+    pageable = np.full(size, -1, np.int8)
+    if kind == "copy":
+        called = named(rows["copyKind"], {at: f"memcpy {way}" for at, way in COPIES.items()}, "memcpy")
+        ends = np.stack((rows["srcKind"], rows["dstKind"]))
+        pageable = np.where((ends < 0).any(axis=0), -1, (ends == PAGEABLE).any(axis=0)).astype(np.int8)
+    table = schema.frame(
+        schema.ACTIVITY,
+        start_ns=rows["start"],
+        end_ns=rows["end"],
+        device=rows["deviceId"],
+        stream=rows["streamId"],
+        kind=kinds,
+        name=called,
+        correlation=rows["correlationId"],
+        process=rows["globalPid"],
+        pageable=pageable,
     )
+    if geometry:
+        own = zip(GEOMETRY, GEOMETRY_COLUMNS, strict=True)
+        table = table.assign(**{mine: rows.get(theirs, np.full(size, -1)) for mine, theirs in own})
+    return table
 
 
-def ranges(database: sqlite3.Connection, file: Path, name: str) -> list[tuple[int, int, int]]:
-    """(start, end, process) of every closed NVTX range of this name."""
+def named(ids: Any, names: dict[int, str], unknown: str) -> pd.Categorical:
+    """Names of these ids."""
+    used, codes = np.unique(ids, return_inverse=True)
+    return schema.categories(codes, [names.get(int(one), unknown) for one in used])
+
+
+def ranges(database: sqlite3.Connection) -> pd.DataFrame:
+    """Every closed NVTX range, push/pop and start/end alike."""
     have = columns(database, "NVTX_EVENTS")
-    text = "n.text" if "textId" not in have else "COALESCE(n.text, s.value)"
-    join = "" if "textId" not in have else "LEFT JOIN StringIds s ON s.id = n.textId"
-    found = []
+    found: list[tuple[Any, ...]] = []
     if have:
-        query = f'SELECT {text}, n.start, n."end", n.globalTid FROM NVTX_EVENTS n {join} WHERE n."end" IS NOT NULL'
-        found = list(database.execute(query))
-    if not (rows := [(start, end, thread & PROCESS) for label, start, end, thread in found if label == name]):
-        known = ", ".join(sorted({str(row[0]) for row in found})[:8])
-        raise ProblemError(f"{file}: has no NVTX range {name!r}; its ranges: {known or 'none'}.")
-    return rows
+        text = "n.text" if "textId" not in have else "COALESCE(n.text, s.value)"
+        join = "" if "textId" not in have else "LEFT JOIN StringIds s ON s.id = n.textId"
+        found = list(
+            database.execute(
+                f'SELECT {text}, n.start, n."end", COALESCE(n.globalTid, -1) FROM NVTX_EVENTS n {join} '
+                'WHERE n."end" IS NOT NULL'
+            )
+        )
+    thread = np.asarray([row[3] for row in found], dtype=np.int64)
+    return schema.frame(
+        schema.RANGE,
+        name=[str(row[0]) for row in found],
+        start_ns=[row[1] for row in found],
+        end_ns=[row[2] for row in found],
+        thread=thread,
+        process=thread & PROCESS,
+    )
 
 
 def meta(database: sqlite3.Connection, of: str, name: str) -> str | None:
@@ -103,6 +166,9 @@ def graph_mode(database: sqlite3.Connection, work: pd.DataFrame) -> str | None:
     """As the capture was asked to do, or, where the export does not say so, as its rows show."""
     if said := meta(database, "META_DATA_CAPTURE", "CUDA_GRAPH_TRACE_OPTIONS:MODE"):
         return said.lower()
-    if (work["kind"] == "graph").any():
+    if (work["kind"] == schema.GRAPH).any():
         return "graph"
-    return "node" if (work["graphNodeId"] > 0).any() else None
+    source = WORK["kernel"]
+    if "graphNodeId" not in columns(database, source):
+        return None
+    return "node" if database.execute(f"SELECT 1 FROM {source} WHERE graphNodeId > 0 LIMIT 1").fetchone() else None

@@ -7,15 +7,99 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from worklog.problem import ProblemError
-from worklog.traces.activity import GEOMETRY, kernel_table, union_ns
+from worklog.traces import schema
+from worklog.traces.activity import GEOMETRY, kernel_table
 from worklog.traces.chrome import MODULE, NESTED, Event, Node, load, module, nest
+from worklog.traces.intervals import union_ns
+from worklog.traces.schema import Trace
 
-DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+DEVICE_WORK = {"kernel": schema.COMPUTE, "gpu_memcpy": schema.COPY, "gpu_memset": schema.MEMSET}
 CALLS = ("cuda_runtime", "cuda_driver")
 OPERATOR = re.compile(r"\w+::\w")
+
+
+def tables(file: Path) -> Trace:
+    """The trace in the tables of the schema. Raises ProblemError if it is no such trace or holds no timed event."""
+    events = [event for event in load(file).events if event.ph == "X"]
+    if not events:
+        raise ProblemError(f"{file}: the trace is empty: it holds no event that has a duration.")
+    return _tables(file, events)
+
+
+def _tables(file: Path, events: Sequence[Event]) -> Trace:
+    """A trace of Kineto is of one process, so correlation ids alone join."""
+    work = [event for event in events if event.cat in DEVICE_WORK]
+    called = [event for event in events if event.cat in CALLS]
+    named = [event for event in events if event.cat == "user_annotation"]
+    threads: dict[tuple[Any, Any], int] = {}
+    names = _names(called)
+    kinds, graphs = schema.call_kinds(names)
+    calls = schema.outermost(
+        schema.frame(
+            schema.CALL,
+            **_times(called),
+            thread=[threads.setdefault((event.pid, event.tid), len(threads)) for event in called],
+            process=np.zeros(len(called), np.int64),
+            name=names,
+            correlation=[_integer(event.args.correlation) for event in called],
+            kind=kinds,
+            graph=graphs,
+        )
+    )
+    names, process = _names(work), np.zeros(len(work), np.int64)
+    correlation = np.asarray([_integer(event.args.correlation) for event in work], dtype=np.int64)
+    kind = np.asarray([DEVICE_WORK[event.cat or ""] for event in work], dtype=np.int8)
+    paths = ["->" in str(name) for name in names.categories]  # Memcpy HtoD (Pageable -> Device)
+    pageable = [("Pageable" in str(name)) if said else -1 for name, said in zip(names.categories, paths, strict=True)]
+    activities = schema.frame(
+        schema.ACTIVITY,
+        **_times(work),
+        device=[_device(event) for event in work],
+        stream=[_integer(event.args.stream) for event in work],
+        kind=np.where(kind == schema.COMPUTE, schema.kernel_kinds(names), kind),
+        name=names,
+        correlation=correlation,
+        process=process,
+        call=schema.join(process, correlation, calls),
+        pageable=np.where(kind == schema.COPY, np.asarray([*pageable, -1], dtype=np.int8)[names.codes], -1),
+    )
+    ranges = schema.frame(
+        schema.RANGE,
+        **_times(named),
+        thread=[threads.setdefault((event.pid, event.tid), len(threads)) for event in named],
+        process=np.zeros(len(named), np.int64),
+        name=[event.name for event in named],
+    )
+    return Trace(file, "torch.profiler", None, activities, calls, ranges)
+
+
+def _times(events: Sequence[Event]) -> dict[str, Any]:
+    return {
+        "start_ns": np.asarray([event.start for event in events], dtype=np.int64),
+        "end_ns": np.asarray([event.end for event in events], dtype=np.int64),
+    }
+
+
+def _names(events: Sequence[Event]) -> pd.Categorical:
+    seen: dict[str, int] = {}
+    codes = np.asarray([seen.setdefault(event.name, len(seen)) for event in events], dtype=np.int64)
+    return schema.categories(codes, list(seen))
+
+
+def _device(event: Event) -> int:
+    """Traces before torch 2.0 tell it by the event's pid alone."""
+    return _integer(event.pid if event.args.device is None else event.args.device)
+
+
+def _integer(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return -1
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -32,51 +116,48 @@ def read(file: Path) -> dict[str, Any]:
     time, without that of operators inside; modules [{name, self_cpu_ns}].
     Raises ProblemError if it is no such trace or holds neither.
     """
-    trace = load(file)
-    events = [event for event in trace.events if event.ph == "X"]
+    raw = load(file)
+    events = [event for event in raw.events if event.ph == "X"]
     nodes = nest([event for event in events if event.cat in NESTED])
-    work = [event for event in events if event.cat in DEVICE_WORK]
-    if not work:
+    trace = _tables(file, events)
+    work = trace.activities
+    if work.empty:
         return _on_cpu(file, nodes)
-    spent: dict[int, int] = {}
-    for event in work:
-        device = event.arg("device")
-        spent[device] = spent.get(device, 0) + (event.end - event.start) * (event.cat == "kernel")
-    chosen = max(spent, key=lambda device: spent[device])
-    note = f"the trace has devices {sorted(spent)}; this is device {chosen}" if len(spent) > 1 else None
-    name = next((str(d.get("name")) for d in trace.devices if d.get("id") == chosen), f"device {chosen}")
-    work = [event for event in work if event.arg("device") == chosen]
-    return {"device": name, **_on_device(work, nodes), "note": note}
+    kernels = work[work["kind"] <= schema.COMMUNICATION]
+    spent = (kernels["end_ns"] - kernels["start_ns"]).groupby(kernels["device"]).sum()
+    devices = sorted(int(device) for device in work["device"].unique())
+    chosen = int(spent.idxmax()) if len(spent) else devices[0]
+    note = f"the trace has devices {devices}; this is device {chosen}" if len(devices) > 1 else None
+    name = next((str(d.get("name")) for d in raw.devices if d.get("id") == chosen), f"device {chosen}")
+    own = [event for event in events if event.cat == "kernel" and _device(event) == chosen]
+    return {"device": name, **_on_device(trace, chosen, own, nodes), "note": note}
 
 
-def _on_device(work: Sequence[Event], nodes: Sequence[Node]) -> dict[str, Any]:
-    launches = {node.event.arg("correlation"): node for node in nodes if node.event.cat in CALLS}
-    operators = {node.event.arg("External id"): node for node in nodes if node.event.cat == "cpu_op"}
+def _on_device(trace: Trace, device: int, kernels: Sequence[Event], nodes: Sequence[Node]) -> dict[str, Any]:
+    launches = {node.event.args.correlation: node for node in nodes if node.event.cat in CALLS}
+    operators = {node.event.args.external: node for node in nodes if node.event.cat == "cpu_op"}
     launches.pop(None, None)
     operators.pop(None, None)
-    kernels = [event for event in work if event.cat == "kernel"]
     of_operator: dict[str, list[tuple[int, int]]] = {}
     of_module: dict[str, int] = {}
-    joined = 0
     for kernel in kernels:
-        launch = launches.get(kernel.arg("correlation"))
-        joined += launch is not None
-        if (node := operators.get(kernel.arg("External id")) or launch) is not None:
+        launch = launches.get(kernel.args.correlation)
+        if (node := operators.get(kernel.args.external) or launch) is not None:
             chain = node.chain()
             outer = _operator(chain)
             of_operator.setdefault(outer.event.name, []).append((id(outer), kernel.end - kernel.start))
             if path := module(chain):
                 of_module[path] = of_module.get(path, 0) + kernel.end - kernel.start
-    starts = [event.start for event in work]
-    asked = [node.event.start for event in work if (node := launches.get(event.arg("correlation")))]
-    span = max(event.end for event in work) - min(starts + asked)
-    busy = union_ns(starts, [event.end for event in work])
+    work = trace.activities[trace.activities["device"] == device]
+    rows = work[work["kind"] <= schema.COMMUNICATION]
+    window = trace.select().windows[device]
+    busy = union_ns(work["start_ns"], work["end_ns"], window)
     return {
-        "span_ns": span,
+        "span_ns": window.length,
         "busy_ns": busy,
-        "idle_ns": span - busy,
-        "kernel_count": len(kernels),
-        "kernels": kernel_table(_frame(kernels)),
+        "idle_ns": window.length - busy,
+        "kernel_count": len(rows),
+        "kernels": kernel_table(rows.assign(**_geometry(kernels))),
         "operators": sorted(
             (
                 {
@@ -90,7 +171,7 @@ def _on_device(work: Sequence[Event], nodes: Sequence[Node]) -> dict[str, Any]:
             key=lambda row: (-row["kernel_ns"], row["name"]),
         ),
         "modules": [{"name": name, "kernel_ns": ns} for name, ns in _most_first(of_module)],
-        "kernels_joined": joined / len(kernels) if kernels else None,
+        "kernels_joined": float((rows["call"] >= 0).mean()) if len(rows) else None,
     }
 
 
@@ -106,12 +187,10 @@ def _operator(chain: Sequence[Node]) -> Node:
     return named[-1] if named else called[0] if called else chain[0]
 
 
-def _frame(kernels: Sequence[Event]) -> pd.DataFrame:
-    rows = []
-    for event in kernels:
-        geometry = [*(event.arg("grid") or (-1,) * 3), *(event.arg("block") or (-1,) * 3)]
-        rows.append((event.name, event.start, event.end, *geometry))
-    return pd.DataFrame(rows, columns=["full_name", "start", "end", *GEOMETRY])
+def _geometry(kernels: Sequence[Event]) -> dict[str, Any]:
+    """Columns of activity.GEOMETRY."""
+    rows = [[*(e.args.grid or (-1,) * 3), *(e.args.block or (-1,) * 3)] for e in kernels]
+    return dict(zip(GEOMETRY, np.asarray(rows, dtype=np.int64).reshape(-1, 6).T, strict=True))
 
 
 def _most_first(spent: dict[str, int]) -> list[tuple[str, int]]:

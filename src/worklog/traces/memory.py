@@ -6,7 +6,6 @@ asked for; the allocator rounds them up (to 512 bytes, or to a block that it doe
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 
 from worklog.problem import ProblemError
+from worklog.traces.files import content
 
 POINTS = 400
 FRAMES = 6
@@ -31,11 +31,11 @@ def read(file: Path) -> dict[str, Any]:
     stack, most bytes first; their bytes sum to peak_bytes. frames are at most six Python lines "file:line function",
     innermost first, and [] for blocks from before the history. Raises ProblemError if it is no snapshot.
     """
+    raw = content(file)
     try:
-        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        taken = msgspec.json.decode(content)
+        taken = msgspec.json.decode(raw)
         return _read(taken["device_traces"], taken["segments"])
-    except (OSError, EOFError, msgspec.MsgspecError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (msgspec.MsgspecError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ProblemError(f"{file}: is no snapshot of torch's allocator ({error!r}).") from error
 
 
