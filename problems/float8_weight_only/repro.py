@@ -149,7 +149,7 @@ def build(variant: Variant, config: DecoderConfig) -> Workload:
     if variant.needs:
         from graphs import linear_facts
 
-        facts |= linear_facts(as_reduction=mode == "cudagraph_cd")
+        facts |= linear_facts()
     wide = variant.options.get("quantize") in (None, "blocks_bf16")
     exact = unchanged if wide else dequantized
     weight_bytes = shape.linear_elements * (2 if wide else 1)
