@@ -9,19 +9,18 @@ ARG PYTHON_VERSION=3.12
 ARG NSIGHT_SYSTEMS_VERSION=2025.3.2.474-1
 ARG NSIGHT_COMPUTE_VERSION=2025.3.1.4-1
 RUN apt-get update \
-    && name() { echo "$1-$(echo "$2" | cut -d. -f1-3)=$2"; } \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
         "python3=${PYTHON_VERSION}.*" \
         "python3-dev=${PYTHON_VERSION}.*" \
         "python3-venv=${PYTHON_VERSION}.*" \
-        "$(name nsight-systems "${NSIGHT_SYSTEMS_VERSION}")" \
-        "$(name nsight-compute "${NSIGHT_COMPUTE_VERSION}")" \
+        "nsight-systems-2025.3.2=${NSIGHT_SYSTEMS_VERSION}" \
+        "nsight-compute-2025.3.1=${NSIGHT_COMPUTE_VERSION}" \
     && rm -rf /var/lib/apt/lists/*
 
 # worklog runs from /worklog/src: a change of code installs nothing. Any user may write results and caches, since the
 # caller's number (docker run --user) is known only when the container starts.
 WORKDIR /worklog
-ENV PATH=/worklog/.venv/bin:${PATH} \
+ENV PATH=/worklog/.venv/bin:${PATH}:/opt/nvidia/nsight-systems/2025.3.2/bin:/opt/nvidia/nsight-compute/2025.3.1 \
     HOME=/cache \
     USER=worklog \
     TORCHINDUCTOR_CACHE_DIR=/cache/inductor \

@@ -1,7 +1,8 @@
 # Jupyter for the problems' notebooks, with the library. compose.yaml's service `notebook` builds and runs it.
 ARG BASE=worklog-base:local
 FROM ${BASE}
-USER root
+USER 0
+WORKDIR /worklog
 
 # The first layer is the same in every problem's image.
 COPY requirements/base.txt requirements/

@@ -79,8 +79,8 @@ def create(name: str) -> Path:
                 (folder / file).chmod(0o755)
         for page, rendered in pages.outputs(folder)[1].items():
             write_whole(page, rendered)
-        for file, text in services(folder.parents[1], name).items():
-            write_whole(file, text.encode())
+        for compose, text in services(folder.parents[1], name).items():
+            write_whole(compose, text.encode())
     except (OSError, RecordError, pages.PageError):
         shutil.rmtree(folder, ignore_errors=True)
         raise

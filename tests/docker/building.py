@@ -1,0 +1,92 @@
+"""Images without a Docker engine: buildah builds and runs what a Dockerfile says, on a stand-in for NVIDIA's image."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CERTIFICATES = Path("/etc/ssl/certs")
+PIP_FILES = (Path("/etc/pip.conf"), Path.home() / ".config/pip/pip.conf", Path.home() / ".pip/pip.conf")
+
+
+def lines(*argv: str | Path, cwd: Path = REPOSITORY, **variables: str) -> list[str]:
+    """What a command prints; its stderr in the message if it fails."""
+    own = {**os.environ, **variables}
+    done = subprocess.run([str(a) for a in argv], cwd=cwd, env=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{argv}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
+    return done.stdout.splitlines()
+
+
+class Buildah:
+    """buildah with a storage of its own; needs root, for chroot isolation."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        places = ("--root", folder / "storage", "--runroot", folder / "run")
+        self.argv = [str(a) for a in ("buildah", "--storage-driver", "vfs", *places)]
+        self.pip = folder / "pip.conf"
+        self.shared = self._pip_settings()
+
+    def _pip_settings(self) -> list[str]:
+        """This machine's own settings of pip (index, wheels of torch's CPU build, certificates) as mounts for builds.
+
+        They reach the build as mounts, so that nothing of them stays in the image.
+        """
+        settings = configparser.RawConfigParser()
+        settings.read(PIP_FILES)
+        if not settings.has_section("global"):
+            settings.add_section("global")
+        for name, value in os.environ.items():
+            if name.startswith("PIP_") and name != "PIP_CONFIG_FILE":
+                settings.set("global", name.removeprefix("PIP_").lower().replace("_", "-"), value)
+        with self.pip.open("w") as file:
+            settings.write(file)
+        named = {Path(p) for p in re.findall(r"(?:^|[\s=:])(?:file://)?(/[\w./-]+)", self.pip.read_text())}
+        folders = {CERTIFICATES, *(Path("/", *p.parts[1:3]) if p.is_dir() else p.parent for p in named if p.exists())}
+        mounts = [f"{place}:{place}:ro" for place in sorted(folders) if place.is_dir()]
+        return [f"--volume={mount}" for mount in (f"{self.pip}:/etc/pip.conf:ro", *mounts)]
+
+    def __call__(self, *arguments: str | Path) -> list[str]:
+        return lines(*self.argv, *arguments)
+
+    def build(self, dockerfile: Path, tag: str, context: Path, *options: str, **arguments: str) -> list[str]:
+        own = [*options, *(f"--build-arg={name}={value}" for name, value in arguments.items())]
+        return self("bud", "--isolation", "chroot", *self.shared, *own, "--file", dockerfile, "--tag", tag, context)
+
+    def config(self, image: str) -> dict[str, object]:
+        said = json.loads("\n".join(self("inspect", "--type", "image", image)))
+        found: dict[str, object] = said["OCIv1"]["config"]
+        return found
+
+    def container(self, image: str) -> Container:
+        (name,) = self("from", "--pull-never", image)
+        return Container(self, name, list(self.config(image)["Entrypoint"] or []))  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class Container:
+    """One working container of an image; its own file system is kept from run to run."""
+
+    buildah: Buildah
+    name: str
+    entrypoint: list[str]
+
+    def run(
+        self, *words: str, entrypoint: Sequence[str] | None = None, options: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        """`docker run [OPTIONS] [--entrypoint ENTRYPOINT] IMAGE WORDS`; `options`: --user, --volume, --cap-add."""
+        entry = self.entrypoint if entrypoint is None else entrypoint
+        argv = [*self.buildah.argv, "run", "--isolation", "chroot", *options, self.name, "--", *entry, *words]
+        return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=900)
+
+    def sh(self, program: str, *options: str) -> str:
+        done = self.run(program, entrypoint=("sh", "-c"), options=options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
