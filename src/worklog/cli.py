@@ -178,6 +178,37 @@ def profile_verb(
     raise typer.Exit(runner.exit_code(outcome.record))
 
 
+@app.command("diagnose")
+def diagnose_verb(
+    files: Annotated[list[Path], typer.Argument(help="An nsys .sqlite, torch.profiler's .json(.gz), or the like.")],
+    range_name: Annotated[
+        str | None, typer.Option("--range", help="An NVTX range, or ProfilerStep; default: the whole trace.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Where the time of a trace went, to the nanosecond: kernels, copies, and who kept the GPU waiting.
+
+    Takes nsys SQLite exports and torch.profiler traces; of ncu reports and memory snapshots it prints a summary. The
+    JSON of several files is a list. Exit code 0: diagnosed; 2: a file cannot be read as a trace, or has no such range.
+
+    Example: worklog diagnose trace.json.gz --range ProfilerStep --json
+    """
+    from worklog.diagnose import diagnose
+    from worklog.render import diagnosis
+
+    err, console = Console(stderr=True, highlight=False), Console(highlight=False)
+    console.width = console.width if console.is_terminal else terminal.WIDTH
+    found = []
+    for file in files:
+        with err.status(f"reading {file.name}"):
+            found.append(diagnose(file, range_name))
+    if as_json:
+        typer.echo(json.dumps(found[0] if len(found) == 1 else found, indent=1))
+        return
+    for number, one in enumerate(found):
+        console.print("\n" if number else "", diagnosis.report(one, console.width), sep="")
+
+
 @app.command("doctor")
 def doctor_verb(as_json: AsJson = False) -> None:
     """What is here, what each missing thing disables, and how to get it. Example: worklog doctor --json

@@ -74,7 +74,8 @@ def _tables(file: Path, events: Sequence[Event]) -> Trace:
         process=np.zeros(len(named), np.int64),
         name=[event.name for event in named],
     )
-    return Trace(file, "torch.profiler", None, activities, calls, ranges)
+    stacks = any(event.cat == "python_function" for event in events)
+    return Trace(file, "torch.profiler", None, activities, calls, ranges, stacks)
 
 
 def _times(events: Sequence[Event]) -> dict[str, Any]:

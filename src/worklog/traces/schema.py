@@ -79,6 +79,8 @@ class Trace:
     activities: pd.DataFrame
     calls: pd.DataFrame
     ranges: pd.DataFrame
+    stacks: bool = False
+    """Python stacks were recorded, which slows the host several times."""
 
     @cached_property
     def lost(self) -> Any:

@@ -1,0 +1,130 @@
+"""`worklog diagnose`: a file's accounting, kernels and findings, as the JSON that the verb prints."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from worklog.analysis import kernels, timeline
+from worklog.problem import ProblemError
+from worklog.rules import Abstained, Case, Finding
+from worklog.rules.coarse import RULES
+from worklog.traces import files, kineto, memory, ncu, nsys
+from worklog.traces.schema import GRAPH, Selection, Trace
+
+TOOLS = {"nsys": "nsys", "kineto": "torch.profiler", "memory": "torch.cuda.memory", "ncu": "ncu"}
+DURATION = "gpu__time_duration.sum"
+
+
+def diagnose(file: Path, range_name: str | None = None) -> dict[str, Any]:
+    """Of any file that worklog.traces reads; of a timeline the range(s) `range_name` (schema.Trace.select).
+
+    Keys: source {tool, tool_version, file, sha256}; devices [{device, span_ns, accounting_ns (timeline.PARTS, whose
+    sum is span_ns), busy_ns, kernel_count}]; kernels [{name, count, total_ns, share_of_span}] of all devices, the
+    share being of the sum of their spans; findings, most costly first; coverage; abstained [{rule, reason}]. An ncu
+    report has no timeline: devices is [] and share_of_span None. A memory snapshot has `memory` (traces.memory, without
+    its curve) beside. Raises ProblemError for a file that no reader takes, or a range that is not there.
+    """
+    kind = files.kind(file)
+    if range_name is not None and kind not in ("nsys", "kineto"):
+        raise ProblemError(f"{file}: only timelines (nsys, torch.profiler) have ranges; leave --range out.")
+    found: dict[str, Any]
+    if kind == "memory":
+        found = {**_without_timeline("a memory snapshot"), "memory": memory.read(file)}
+        del found["memory"]["timeline"]
+    elif kind == "ncu":
+        found = {**_without_timeline("an ncu report"), "kernels": _counted(ncu.launches(file, [DURATION]))}
+    else:
+        found = _timelines(nsys.tables(file) if kind == "nsys" else kineto.tables(file), range_name)
+    with file.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    source = {"tool": TOOLS[kind], "tool_version": found.pop("tool_version", None), "file": str(file), "sha256": sha256}
+    return {"source": source, **found}
+
+
+def _timelines(trace: Trace, range_name: str | None) -> dict[str, Any]:
+    chosen = trace.select(range_name)
+    lines = [timeline.account(trace, device, window) for device, window in chosen.windows.items()]
+    findings, abstained = _rules(trace, chosen, lines)
+    span = sum(line.span_ns for line in lines)
+    of_device = trace.activities["device"].to_numpy()[timeline.launched_kernels(trace, chosen.launched)]
+    return {
+        "tool_version": trace.tool_version,
+        "devices": [
+            {
+                "device": line.device,
+                "span_ns": line.span_ns,
+                "accounting_ns": line.accounting_ns,
+                "busy_ns": line.busy_ns,
+                "kernel_count": int((of_device == line.device).sum()),
+            }
+            for line in lines
+        ],
+        "kernels": [
+            {"name": name, "count": count, "total_ns": ns, "share_of_span": ns / span if span else None}
+            for name, count, ns in kernels.by_name(trace, chosen.launched)
+        ],
+        "findings": [asdict(finding) for finding in sorted(findings, key=lambda finding: -finding.share)],
+        "coverage": _coverage(trace, chosen, lines),
+        "abstained": [asdict(one) for one in dict.fromkeys(abstained)],
+    }
+
+
+def _rules(
+    trace: Trace, chosen: Selection, lines: Sequence[timeline.Timeline]
+) -> tuple[list[Finding], list[Abstained]]:
+    if not lines:
+        if trace.lost.any():
+            return [], [
+                Abstained(rule, "launches are in the trace, but no row of what they launched") for rule in RULES
+            ]
+        return [], [Abstained(rule, "the trace holds no work of a GPU") for rule in RULES]
+    said = [rule(Case(trace, chosen, line)) for line in lines for rule in RULES.values()]
+    return [one for one in said if isinstance(one, Finding)], [one for one in said if isinstance(one, Abstained)]
+
+
+def _coverage(trace: Trace, chosen: Selection, lines: Sequence[timeline.Timeline]) -> dict[str, Any]:
+    """What the numbers rest on: fractions, and counts of what is missing or odd."""
+    act = trace.activities[chosen.launched]
+    own_start, start, end = (
+        trace.activities["start_ns"].to_numpy(),
+        act["start_ns"].to_numpy(),
+        act["end_ns"].to_numpy(),
+    )
+    lost, graphs = timeline.lost_launches(trace, chosen.called)
+    span = sum(line.span_ns for line in lines)
+    unexplained = sum(line.accounting_ns["unexplained"] for line in lines)
+    return {
+        "kernels_joined_to_launch": timeline.join_rate(trace, chosen.launched),
+        "time_explained": 1 - unexplained / span if span else None,
+        "launches_without_activity": lost,
+        "graph_replays_without_activity": graphs,
+        "graph_replays_as_one_piece": int((act["kind"] == GRAPH).sum()),
+        "negative_durations": int((end < start).sum()),
+        "activities_before_their_launch": int((trace.called_at() > own_start)[chosen.launched].sum()),
+    }
+
+
+def _without_timeline(what: str) -> dict[str, Any]:
+    return {
+        "devices": [],
+        "kernels": [],
+        "findings": [],
+        "coverage": {},
+        "abstained": [{"rule": rule, "reason": f"{what} has no timeline"} for rule in RULES],
+    }
+
+
+def _counted(launches: Sequence[ncu.Launch]) -> list[dict[str, Any]]:
+    spent: dict[str, list[float]] = {}
+    for launch in launches:
+        ns = float(launch.metrics[DURATION]) * ncu.UNITS["ns"][launch.units[DURATION]]
+        spent.setdefault(launch.demangled, []).append(ns)
+    rows = [
+        {"name": name, "count": len(ns), "total_ns": round(sum(ns)), "share_of_span": None}
+        for name, ns in spent.items()
+    ]
+    return sorted(rows, key=lambda row: (-row["total_ns"], row["name"]))

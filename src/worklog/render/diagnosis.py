@@ -1,0 +1,159 @@
+"""A diagnosis as text in a terminal: where the time went, on which kernels, what to do next, what is not known."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from worklog.render.terminal import microseconds, size
+from worklog.traces.activity import short_name
+
+PARTS = {
+    "compute": ("█", "green", "kernels"),
+    "communication": ("▓", "blue", "kernels of collectives, beside no other kernel"),
+    "copy": ("▒", "yellow", "copies, beside no kernel"),
+    "memset": ("░", "yellow", "memsets, beside nothing else"),
+    "launch": ("l", "magenta", "idle, work on its way: the call had begun when the gap did"),
+    "host": ("h", "red", "idle, the host had not asked for the next work"),
+    "sync": ("s", "bright_red", "idle, the host still waited for work that was over"),
+    "unexplained": ("?", "dim", "the trace cannot tell"),
+}
+KERNELS = 8
+BLOCKS = 5
+MISSING = {
+    "launches_without_activity": "launches of kernels have no row of GPU activity",
+    "graph_replays_without_activity": "replays of CUDA graphs have no row of GPU activity: later gaps are unexplained",
+    "graph_replays_as_one_piece": "replays of CUDA graphs were traced as one piece: their time is unexplained",
+    "negative_durations": "activities end before they begin, and count no time",
+    "activities_before_their_launch": "activities begin before the call that launched them: the clocks do not agree",
+}
+
+
+def report(found: dict[str, Any], width: int = 120) -> Group:
+    """What worklog.diagnose.diagnose returns."""
+    source = found["source"]
+    version = f" {source['tool_version']}" if source["tool_version"] else ""
+    parts: list[RenderableType] = [
+        Text.assemble((clean(source["file"]), "bold"), f": {source['tool']}{clean(version)}")
+    ]
+    for device in found["devices"]:
+        parts += [Text(), *_device(device, width)]
+    if "memory" in found:
+        parts += [Text(), _memory(found["memory"])]
+    if found["kernels"]:
+        parts += [Text(), _kernels(found["kernels"])]
+    for finding in found["findings"]:
+        parts += [Text(), *_finding(finding)]
+    parts += [Text(), *_unknown(found)]
+    return Group(*parts)
+
+
+def bar(accounting: dict[str, int], width: int) -> Text:
+    """One cell for each `width`-th of the span; a part that is not nothing keeps its cells by largest remainder."""
+    span = sum(accounting.values())
+    line = Text()
+    if not span:
+        return line
+    cells = {part: ns * width // span for part, ns in accounting.items()}
+    left = width - sum(cells.values())
+    for part in sorted(accounting, key=lambda part: -(accounting[part] * width % span))[:left]:
+        cells[part] += 1
+    for part, (letter, colour, _) in PARTS.items():
+        line.append(letter * cells[part], style=colour)
+    return line
+
+
+def _device(device: dict[str, Any], width: int) -> list[RenderableType]:
+    span = device["span_ns"]
+    table = Table.grid(padding=(0, 2))
+    sides: tuple[Literal["left", "right"], ...] = ("left", "left", "right", "right", "left")
+    for side in sides:
+        table.add_column(justify=side)
+    for part, (letter, colour, words) in PARTS.items():
+        if ns := device["accounting_ns"][part]:
+            table.add_row(Text(letter, style=colour), part, microseconds(ns / 1e3), f"{ns / span:.1%}", words)
+    busy = device["busy_ns"] / span if span else 0.0
+    heading = f"GPU {device['device']}: {microseconds(span / 1e3)}, busy {busy:.1%}, {device['kernel_count']} kernels"
+    return [Text(heading, style="bold"), bar(device["accounting_ns"], min(width, 100)), table]
+
+
+def _kernels(kernels: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("kernel", overflow="fold")
+    for name in ("count", "time", "of span"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for kernel in kernels[:KERNELS]:
+        share = kernel["share_of_span"]
+        table.add_row(
+            Text(clean(short_name(kernel["name"]))),
+            str(kernel["count"]),
+            microseconds(kernel["total_ns"] / 1e3),
+            "-" if share is None else f"{share:.1%}",
+        )
+    if len(kernels) > KERNELS:
+        rest = kernels[KERNELS:]
+        ns, count = sum(k["total_ns"] for k in rest), sum(k["count"] for k in rest)
+        table.add_row(Text(f"{len(rest)} others", style="dim"), str(count), microseconds(ns / 1e3), "")
+    return table
+
+
+def _finding(finding: dict[str, Any]) -> list[RenderableType]:
+    lines = [
+        Text.assemble((clean(finding["title"]), "bold red"), f" (gain at most {finding['gain_upper_bound']:.0%})"),
+        Text(
+            "  "
+            + ", ".join(_evidence(name, value) for name, value in finding["evidence"].items() if value is not False)
+        ),
+    ]
+    if finding["where"]:
+        lines.append(Text("  most before: " + ", ".join(clean(short_name(name)) for name in finding["where"])))
+    lines.append(Text("  next: " + finding["next"], style="cyan"))
+    return list(lines)
+
+
+def _evidence(name: str, value: Any) -> str:
+    words = name.removesuffix("_ns").replace("_", " ")
+    if value is True:
+        return words
+    return f"{words} {microseconds(value / 1e3) if name.endswith('_ns') else clean(str(value))}"
+
+
+def _memory(memory: dict[str, Any]) -> Group:
+    lines = [
+        Text(
+            f"GPU {memory['device']}: at most {size(memory['peak_bytes'])} allocated, {size(memory['baseline_bytes'])} "
+            "of it before the history began; at the peak:"
+        )
+    ]
+    for block in memory["largest"][:BLOCKS]:
+        frame = clean(block["frames"][0]) if block["frames"] else "(no stack)"
+        lines.append(Text(f"  {size(block['bytes'])} in {block['count']} blocks: {frame}"))
+    return Group(*lines)
+
+
+def _unknown(found: dict[str, Any]) -> list[RenderableType]:
+    """The join rate, what is missing, and the rules that could not judge."""
+    coverage, lines = found["coverage"], []
+    joined, explained = coverage.get("kernels_joined_to_launch"), coverage.get("time_explained")
+    if joined is not None:
+        lines.append(f"{joined:.1%} of the kernels are joined to the call that launched them.")
+    if explained is not None and explained < 1:
+        lines.append(f"{1 - explained:.1%} of the time is unexplained.")
+    lines += [f"{coverage[name]} {words}." for name, words in MISSING.items() if coverage.get(name)]
+    by_reason: dict[str, list[str]] = {}
+    for one in found["abstained"]:
+        by_reason.setdefault(one["reason"], []).append(one["rule"])
+    lines += [f"Not judged: {', '.join(rules)}: {clean(reason)}." for reason, rules in by_reason.items()]
+    if found["devices"] and not found["findings"] and not found["abstained"]:
+        lines.append("Host, launches and blocking copies each cost less than a twentieth of the time.")
+    if len(found["findings"]) > 1:
+        lines.append("Findings overlap: their gains do not add up.")
+    return [Text(line, style="dim") for line in lines]
+
+
+def clean(text: str) -> str:
+    """Names come from other programs: nothing in them may steer the terminal."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
