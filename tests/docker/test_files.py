@@ -195,9 +195,11 @@ def test_docker_compose_accepts_the_files(compose: list[str], checkout: Path) ->
 
 DOCKER = """#!/bin/bash
 # Not Docker: says what it is asked for, and that it knows the runtimes in $RUNTIMES.
-case "$1 $2" in
-  "info --format") [[ -n ${RUNTIMES:-} ]] && echo "{\\"Runtimes\\":{$RUNTIMES}}" ;;
-  "compose version") echo 2.39.1 ;;
+case "$*" in
+  "info --format"*) [[ -n ${RUNTIMES:-} ]] && echo "{\\"Runtimes\\":{$RUNTIMES}}" ;;
+  "compose version"*) echo 2.39.1 ;;
+  "image inspect"*) echo "sha256:of-${@: -1}" ;;
+  "compose "*" build "*) ;;
   *) echo "$@"; env | grep ^WORKLOG_ | sort ;;
 esac
 """
@@ -226,6 +228,7 @@ def test_docker_run_takes_the_gpu_where_there_is_one(host: Path) -> None:
     assert first == "compose -f docker/compose.yaml run --rm float8_weight_only --variant bf16_eager"
     assert f"WORKLOG_UID={os.getuid()}" in variables
     assert f"WORKLOG_GID={os.getgid()}" in variables
+    assert "WORKLOG_IMAGE=sha256:of-worklog-float8-weight-only:local" in variables
     without = script(host, "docker-run", "float8_weight_only", RUNTIMES='"runc":{}')
     assert without.stderr.startswith(
         "on the CPU: Docker has no NVIDIA runtime; for the GPU install nvidia-container-toolkit"

@@ -182,6 +182,23 @@ def test_the_ncu_service_hands_the_capability_to_the_caller(image: Container) ->
     assert effective == 1 << 21, "SYS_ADMIN and nothing else"
 
 
+def test_the_notebook_server_asks_for_a_token(buildah: Buildah, base: str, checkout: Path) -> None:
+    name = "localhost/worklog-notebook:local"
+    buildah.build(checkout / "docker/notebook.Dockerfile", name, checkout, BASE=base)
+    container = buildah.container(name)
+    try:
+        mount = [f"--user={CALLER}", f"--volume={checkout}/problems:/worklog/problems"]
+        checkout.chmod(0o755)
+        done = container.run(entrypoint=["timeout", "20", *container.entrypoint], options=mount)
+        assert re.search(r"http://127\.0\.0\.1:8888/lab\?token=[0-9a-f]{40,}", done.stderr), done.stderr
+        assert container.sh("python -c 'import torch, pandas, worklog; print(worklog.__file__)'").startswith(
+            "/worklog/src"
+        )
+    finally:
+        buildah("rm", container.name)
+        buildah("rmi", name)
+
+
 def test_a_change_of_code_installs_nothing(buildah: Buildah, base: str, checkout: Path, tmp_path: Path) -> None:
     """With one small package in the place of torch: the layers are what matters, and each is a copy here."""
     root = tmp_path / "checkout"
