@@ -201,6 +201,36 @@ def test_graph_without_any_rows_leaves_busy_time_unknown(export: Callable[..., P
     assert "unknown" in only["note"]
 
 
+@pytest.mark.parametrize("cell", ["'first'", "2.5", "x'00ff'"])
+def test_a_cell_that_is_no_integer_is_an_error_and_null_is_unknown(export: Callable[..., Path], cell: str) -> None:
+    file = export(**OVERLAPPING)
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET correlationId = NULL WHERE start = 1300")
+    assert nsys.tables(file).activities["correlation"].tolist() == [1, 2, -1, 4, 6]
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET correlationId = {cell} WHERE start = 1050")
+    with pytest.raises(
+        ProblemError, match=r"is no SQLite export of nsys \((table .* something else than integers|Could not)"
+    ):
+        nsys.tables(file)
+
+
+def test_rows_are_whole_across_chunks_and_holes_in_their_numbers(
+    export: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worklog.traces.export.ROWS", 7)
+    rows = [kernel(1000 + 10 * n, 1004 + 10 * n, n + 1, stream=n % 3) for n in range(50)]
+    file = export(KERNEL=(KERNEL, rows), RUNTIME=(RUNTIME, [call(10 * n, n + 1) for n in range(50)]))
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE start BETWEEN 1100 AND 1295")
+        database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET rowid = 1 << 60 WHERE start = 1490")
+    work = nsys.tables(file).activities
+    kept = [n for n in range(50) if not 10 <= n < 30]
+    assert sorted(work[["start_ns", "end_ns", "correlation", "stream", "call"]].to_numpy().tolist()) == [
+        [1000 + 10 * n, 1004 + 10 * n, n + 1, n % 3, n] for n in kept
+    ]
+
+
 def test_old_export_with_few_columns(export: Callable[..., Path]) -> None:
     schema = (
         "start INTEGER, end INTEGER, deviceId INTEGER, correlationId INTEGER, demangledName INTEGER, gridX INTEGER, "

@@ -154,6 +154,7 @@ def _blind(case: Case) -> str | None:
 def _names(case: Case, gaps: pd.DataFrame, part: str) -> list[str]:
     """The activities that most of this idle time came before."""
     after: Any = gaps[(gaps["next"] >= 0) & (gaps[part] > 0)]
-    names = case.trace.activities["name"].to_numpy()[after["next"].to_numpy()]
-    cost = after.groupby(names.astype(object))[part].sum().sort_values(ascending=False, kind="stable")
-    return [str(name) for name in cost.index[:PLACES]]
+    names = case.trace.activities["name"].cat
+    codes = names.codes.to_numpy()[after["next"].to_numpy()]
+    cost = after[part].groupby(codes).sum().sort_values(ascending=False, kind="stable")
+    return [str(names.categories[code]) for code in cost.index[:PLACES]]

@@ -7,6 +7,7 @@ but `start` and `end`. Meaning of tables and columns: https://docs.nvidia.com/ns
 from __future__ import annotations
 
 import sqlite3
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ PAGEABLE = 0
 """srcKind, dstKind of host memory that is not pinned."""
 PROCESS = ~0xFFFFFF
 """Takes the thread out of a globalTid, which leaves the globalPid."""
+ROWS = 1 << 19
+"""Fetched at once; SQLite's longest text is 1e9 bytes."""
 
 
 def columns(database: sqlite3.Connection, name: str) -> set[str]:
@@ -45,14 +48,30 @@ def table(database: sqlite3.Connection, name: str, wanted: Sequence[str]) -> dic
         return {column: np.zeros(0, np.int64) for column in wanted}
     if not {"start", "end"} <= have:
         raise sqlite3.DatabaseError(f"table {name} has no start and end")
-    picked = ", ".join(f'COALESCE("{c}", -1) AS "{c}"' if c in have else f'-1 AS "{c}"' for c in wanted)
-    try:
-        rows = np.fromiter(
-            database.execute(f'SELECT {picked} FROM "{name}"'), dtype=np.dtype((np.int64, (len(wanted),)))
-        )
-    except (ValueError, TypeError, OverflowError) as error:
-        raise sqlite3.DatabaseError(f"table {name} holds something else than integers: {error}") from error
-    return {column: rows[:, at] for at, column in enumerate(wanted)}
+    size, first, last = database.execute(f'SELECT COUNT(*), MIN(rowid), MAX(rowid) FROM "{name}"').fetchone()
+    known = [column for column in wanted if column in have]
+    lists = ", ".join(f'GROUP_CONCAT(COALESCE("{column}", -1))' for column in known)
+    query = f'SELECT {lists} FROM "{name}" WHERE rowid BETWEEN ? AND ?'
+    step = ROWS * max(1, (last - first + 1) // size) if size else ROWS
+    parts: list[list[Any]] = [[np.zeros(0, np.int64)] for _ in known]
+    for at in range(first, last + 1, step) if size else ():
+        for part, text in zip(parts, database.execute(query, (at, at + step - 1)).fetchone(), strict=True):
+            part.append(_numbers(text))
+    found = {column: np.full(size, -1) for column in wanted if column not in have}
+    found |= {column: np.concatenate(part) for column, part in zip(known, parts, strict=True)}
+    if any(len(values) != size for values in found.values()):
+        raise sqlite3.DatabaseError(f"table {name} holds something else than integers")
+    return found
+
+
+def _numbers(text: str | None) -> Any:
+    """Integers between commas. As text they cross from SQLite to NumPy more than twice as fast as cell by cell."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)  # what NumPy says where the text is no number
+        try:
+            return np.fromstring(text or "", dtype=np.int64, sep=",")
+        except (DeprecationWarning, ValueError):
+            return np.zeros(0, np.int64)
 
 
 def calls(database: sqlite3.Connection, names: dict[int, str]) -> pd.DataFrame:

@@ -188,16 +188,31 @@ def call_kinds(names: pd.Categorical) -> tuple[Any, Any]:
 
 def outermost(calls: pd.DataFrame) -> pd.DataFrame:
     """In the order of their starts, without calls that another one made for the same correlation id."""
-    calls = calls.sort_values("start_ns", kind="stable")
-    inner = calls.duplicated(["process", "correlation"]) & (calls["correlation"] > 0)
-    return calls[~inner].reset_index(drop=True)
+    if not calls["start_ns"].is_monotonic_increasing:
+        calls = calls.sort_values("start_ns", kind="stable")
+    keys = _keys(calls["process"].to_numpy(), calls["correlation"].to_numpy())
+    inner = pd.Series(keys).duplicated().to_numpy() & (calls["correlation"].to_numpy() > 0)
+    return calls[~inner].reset_index(drop=True) if inner.any() else calls.reset_index(drop=True)
 
 
 def join(process: Any, correlation: Any, calls: pd.DataFrame) -> Any:
     """For each activity the row of the call of its process with its correlation id, -1: there is none."""
-    known = calls.loc[calls["correlation"] > 0, ["process", "correlation"]]
-    wanted = pd.DataFrame({"process": process, "correlation": correlation})
-    if known.empty or wanted.empty:
-        return np.full(len(wanted), -1, np.int64)
-    merged = wanted.merge(known.assign(call=known.index), on=["process", "correlation"], how="left")
-    return merged["call"].fillna(-1).to_numpy(np.int64)
+    rows = np.flatnonzero(calls["correlation"].to_numpy() > 0)
+    if not len(rows):
+        return np.full(len(correlation), -1, np.int64)
+    both = _keys(
+        np.concatenate((calls["process"].to_numpy()[rows], process)),
+        np.concatenate((calls["correlation"].to_numpy()[rows], correlation)),
+    )
+    keys, wanted = both[: len(rows)], both[len(rows) :]
+    order = np.argsort(keys, kind="stable")
+    at = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(rows) - 1)
+    return np.where((keys[order[at]] == wanted) & (correlation > 0), rows[order[at]], -1)
+
+
+def _keys(process: Any, correlation: Any) -> Any:
+    """One integer for each pair."""
+    if int(correlation.max(initial=0)) > 1 << 40:  # no tool counts so far: the product must not overflow
+        correlation = np.where(correlation > 0, pd.factorize(correlation)[0] + 1, 0)
+    codes = pd.factorize(process)[0]
+    return codes * (int(correlation.max(initial=0)) + 1) + np.maximum(correlation, 0)
