@@ -200,6 +200,7 @@ case "$*" in
   "compose version"*) echo 2.39.1 ;;
   "image inspect"*) echo "sha256:of-${@: -1}" ;;
   "compose "*" build "*) ;;
+  "buildx imagetools"*) echo "$DIGEST" ;;
   *) echo "$@"; env | grep ^WORKLOG_ | sort ;;
 esac
 """
@@ -280,6 +281,15 @@ def test_docker_build_builds_the_base_first_and_names_the_commit(host: Path) -> 
     unknown = script(host, "docker-build", "no_such_problem")
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "no problems/no_such_problem/Dockerfile" in unknown.stderr
+
+
+def test_docker_build_compares_the_digest_with_the_registrys(host: Path) -> None:
+    tag, digest = pins()["CUDA_IMAGE"].split("@")
+    same = script(host, "docker-build", "--verify", DIGEST=digest)
+    assert (same.returncode, same.stdout, same.stderr) == (0, "", "")
+    moved = script(host, "docker-build", "--verify", DIGEST="sha256:0")
+    assert moved.returncode == 1
+    assert f"{tag} is now sha256:0, docker/versions.env has {digest}" in moved.stderr
 
 
 def commands() -> list[str]:
