@@ -17,7 +17,16 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 LIBRARY = """
 int cuDriverGetVersion(int *version) { *version = VERSION; return 0; }
 int cuInit(unsigned flags) { return CODE + flags; }
-int cuDeviceGetCount(int *count) { *count = 0; return 0; }
+"""
+NO_GPU = "int cuDeviceGetCount(int *count) { *count = 0; return 0; }"
+ONE_GPU = """
+#include <string.h>
+int cuDeviceGetCount(int *count) { *count = 1; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetName(char *name, int size, int device) { strncpy(name, "NVIDIA A", size); return device; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = 1 << 30; return device; }
+int cuDeviceGetUuid(unsigned char *uuid, int device) { memset(uuid, device, 16); return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute; return device; }
 """
 
 
@@ -29,8 +38,8 @@ def doctor(folder: Path, **variables: str) -> dict[str, dict[str, str]]:
     return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 
-def library(folder: Path, version: int, code: int) -> None:
-    (folder / "cuda.c").write_text(LIBRARY)
+def library(folder: Path, version: int, code: int, gpus: str = NO_GPU) -> None:
+    (folder / "cuda.c").write_text(LIBRARY + gpus)
     define = [f"-DVERSION={version}", f"-DCODE={code}"]
     subprocess.run(["gcc", "-shared", "-fPIC", *define, "-o", "libcuda.so.1", "cuda.c"], cwd=folder, check=True)
 
@@ -41,8 +50,25 @@ def test_a_driver_too_old_for_the_image(tmp_path: Path) -> None:
     found = doctor(tmp_path, CUDA_VERSION="13.0.1")
     assert found["container"]["found"] == "inside one, for CUDA 13.0.1"
     assert found["mounted driver"]["state"] == "fault"
-    assert found["mounted driver"]["found"].endswith("supports CUDA 12.8, the image needs CUDA 13.0.1")
+    assert found["mounted driver"]["found"].endswith("goes up to CUDA 12.8, and CUDA 13.0.1 is needed")
     assert found["mounted driver"]["remedy"] == "update the host's driver to 580 or later"
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+def test_a_run_says_that_the_driver_is_too_old(tmp_path: Path) -> None:
+    """A driver library with one GPU, and a torch that is built for a newer CUDA."""
+    library(tmp_path, 12080, 0, ONE_GPU)
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/version.py").write_text("__version__ = '2.13.0'\ncuda = '13.0'\n")
+    (tmp_path / "torch/__init__.py").write_text("class cuda:\n    is_available = staticmethod(lambda: False)\n")
+    program = (
+        "from worklog.child import unmet\nfrom worklog.problem import Config, Variant\n"
+        "print(unmet(Variant(slug='a', summary=''), Config(name='cuda', device='cuda')))"
+    )
+    own = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{REPOSITORY / 'src'}"}
+    done = subprocess.run([sys.executable, "-c", program], env=own, capture_output=True, text=True, check=True)
+    assert "goes up to CUDA 12.8, and CUDA 13.0 is needed: update the host's driver to 580 or later" in done.stdout
+    assert done.stdout.endswith("--device cpu runs what a CPU can show\n")
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")

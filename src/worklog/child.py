@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from worklog import environment
+from worklog import container, environment
 from worklog.capture import memory_snapshot, torch_profiler
 from worklog.measure import case as measured
 from worklog.measure import ceilings, timing
@@ -100,7 +100,8 @@ def unmet(variant: Variant, config: Config) -> str | None:
         elif cuda is None:
             reason = f"torch {found} is built without CUDA"
         elif here() != "cuda":
-            reason = "torch cannot use this one"
+            fault = container.driver_fault(cuda, container.host_driver(), container.library())
+            reason = "torch cannot use this one" + (f" ({fault[0]}: {fault[1]})" if fault else "")
         if reason:
             return f"config {config.name} needs a CUDA GPU and {reason}; --device cpu runs what a CPU can show"
     return None

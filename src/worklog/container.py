@@ -48,7 +48,7 @@ def driver_fault(
 ) -> tuple[str, str] | None:
     """What is wrong with the mounted driver, and the remedy; None if nothing is.
 
-    `needed`: the CUDA version that the image is built for, e.g. "13.0.1"; None or "" leaves that comparison out.
+    `needed`: the CUDA version that the image or torch is built for, e.g. "13.0.1"; None or "": not compared.
     `host`, `seen`: what `host_driver` and `library` return.
     """
     if seen is None and host is None:
@@ -64,6 +64,6 @@ def driver_fault(
     if supported[0] < major:
         branch = OLDEST_DRIVER.get(major)
         newer = f"{branch} or later" if branch else f"one for CUDA {major}"
-        found = f"driver {host or 'of unknown version'} supports CUDA {supported[0]}.{supported[1]}, the image needs"
-        return f"{found} CUDA {needed}", f"update the host's driver to {newer}"
+        found = f"driver {host or 'of unknown version'} goes up to CUDA {supported[0]}.{supported[1]}"
+        return f"{found}, and CUDA {needed} is needed", f"update the host's driver to {newer}"
     return None
