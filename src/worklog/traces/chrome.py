@@ -1,7 +1,7 @@
 """Chrome traces as torch.profiler (Kineto) writes them: events, and which encloses which.
 
-Format: https://github.com/pytorch/kineto (output_json.cpp). Times stand there in microseconds with three decimals; they
-are read as decimals, because a float64 of microseconds since boot or 1970 has lost its nanoseconds.
+Format: https://github.com/pytorch/kineto (output_json.cpp). Times stand there in microseconds with three decimals. A
+float64 holds their nanoseconds for the first weeks of a clock; those since 1970 are read as decimals.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from worklog.traces.files import content
 NESTED = {"python_function": 0, "cpu_op": 1, "cuda_runtime": 2, "cuda_driver": 3}
 """What nests on a thread; of events that begin and end together the first is the outer one."""
 MODULE = "nn.Module: "
+EXACT_US = 2**52 / 1000
+"""Below it a float64 of microseconds tells one nanosecond from the next."""
+LIMIT_US = 2**61 / 1000
+"""Beyond it nanoseconds do not fit in 64 bits."""
 
 
 class Args(msgspec.Struct, gc=False, frozen=True):
@@ -40,24 +44,33 @@ class Event(msgspec.Struct, gc=False):
     ph: str = ""
     cat: str | None = None
     name: str = ""
-    ts: Decimal = Decimal(0)
-    dur: Decimal = Decimal(0)
+    ts: float = 0.0
+    dur: float = 0.0
     pid: int | str = 0
     tid: int | str = 0
     args: Args = NO_ARGS
 
     @property
     def start(self) -> int:
-        return int(self.ts * 1000)
+        return round(self.ts * 1000)
 
     @property
     def end(self) -> int:
-        return int((self.ts + self.dur) * 1000)
+        return round(self.ts * 1000) + round(self.dur * 1000)
+
+
+class ExactEvent(Event, gc=False):
+    ts: Decimal = Decimal(0)  # type: ignore[assignment]
+    dur: Decimal = Decimal(0)  # type: ignore[assignment]
 
 
 class Trace(msgspec.Struct):
     events: list[Event] = msgspec.field(name="traceEvents")
     devices: list[dict[str, Any]] = msgspec.field(default_factory=list, name="deviceProperties")
+
+
+class ExactTrace(Trace):
+    events: list[ExactEvent] = msgspec.field(name="traceEvents")  # type: ignore[assignment]
 
 
 class Node:
@@ -80,7 +93,11 @@ def load(file: Path) -> Trace:
     """Raises ProblemError if it is no such trace (.json or .json.gz)."""
     raw = content(file)
     try:
-        return msgspec.json.decode(raw, type=Trace)
+        trace = msgspec.json.decode(raw, type=Trace)
+        latest = max((max(abs(event.ts), abs(event.dur)) for event in trace.events), default=0)
+        if latest > LIMIT_US:
+            raise ProblemError(f"{file}: is no trace of torch.profiler (an event at {latest:.3g} microseconds).")
+        return trace if latest < EXACT_US else msgspec.json.decode(raw, type=ExactTrace)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProblemError(f"{file}: is no trace of torch.profiler ({error}).") from error
 

@@ -32,6 +32,8 @@ PAGEABLE = 0
 """srcKind, dstKind of host memory that is not pinned."""
 PROCESS = ~0xFFFFFF
 """Takes the thread out of a globalTid, which leaves the globalPid."""
+LIMIT_NS = 1 << 61
+"""Differences of times must fit in 64 bits."""
 ROWS = 1 << 19
 """Fetched at once; SQLite's longest text is 1e9 bytes."""
 
@@ -61,6 +63,8 @@ def table(database: sqlite3.Connection, name: str, wanted: Sequence[str]) -> dic
     found |= {column: np.concatenate(part) for column, part in zip(known, parts, strict=True)}
     if any(len(values) != size for values in found.values()):
         raise sqlite3.DatabaseError(f"table {name} holds something else than integers")
+    if any((found[time] != np.clip(found[time], -LIMIT_NS, LIMIT_NS)).any() for time in ("start", "end")):
+        raise sqlite3.DatabaseError(f"table {name} holds a time beyond {LIMIT_NS} ns")
     return found
 
 
@@ -158,10 +162,12 @@ def ranges(database: sqlite3.Connection) -> pd.DataFrame:
         join = "" if "textId" not in have else "LEFT JOIN StringIds s ON s.id = n.textId"
         found = list(
             database.execute(
-                f'SELECT {text}, n.start, n."end", COALESCE(n.globalTid, -1) FROM NVTX_EVENTS n {join} '
-                'WHERE n."end" IS NOT NULL'
+                f'SELECT {text}, n.start, n."end", CAST(COALESCE(n.globalTid, -1) AS INTEGER) '
+                f'FROM NVTX_EVENTS n {join} WHERE n."end" IS NOT NULL'
             )
         )
+    if not all(isinstance(at, int) and abs(at) <= LIMIT_NS for row in found for at in row[1:3]):
+        raise sqlite3.DatabaseError("table NVTX_EVENTS holds something else than times")
     thread = np.asarray([row[3] for row in found], dtype=np.int64)
     return schema.frame(
         schema.RANGE,

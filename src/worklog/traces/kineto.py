@@ -97,9 +97,10 @@ def _device(event: Event) -> int:
 
 
 def _integer(value: Any) -> int:
+    """-1 for what is none, or none of 64 bits."""
     try:
-        return int(value)
-    except (TypeError, ValueError):
+        return int(value) if abs(int(value)) < 1 << 62 else -1
+    except (TypeError, ValueError, OverflowError):
         return -1
 
 

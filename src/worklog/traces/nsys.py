@@ -68,7 +68,7 @@ def _open(file: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _tables(database: sqlite3.Connection, file: Path, geometry: bool = False) -> Trace:
-    names = dict(database.execute("SELECT id, value FROM StringIds"))
+    names = {at: str(text) for at, text in database.execute("SELECT id, value FROM StringIds") if text is not None}
     calls = export.calls(database, names)
     return Trace(
         file=file,
