@@ -85,22 +85,22 @@ def _waited(trace: Trace, thread: Any, start: Any, end: Any) -> Any:
     """How much of each [start, end) its thread sat in a synchronising call, or in the return of a copy."""
     waits = _waits(trace)
     waited = np.zeros(len(start), np.int64)
-    for one in np.unique(thread[end > start]):
+    for one in pd.unique(thread[end > start]):
         own, mine = waits[waits["thread"] == one], thread == one
         waited[mine] = Intervals.union(own["start_ns"], own["end_ns"]).inside(start[mine], end[mine])
     return waited
 
 
 def _waits(trace: Trace) -> pd.DataFrame:
-    calls, copies = trace.calls, trace.activities[trace.activities["call"] >= 0]
-    over = np.full(len(calls), np.iinfo(np.int64).max)
-    last = copies.groupby("call")["end_ns"].max()
-    over[last.index.to_numpy()] = last.to_numpy()
-    kind, start = calls["kind"].to_numpy(), calls["start_ns"].to_numpy()
-    start = np.where(kind == COPYING, np.maximum(start, over), start)
-    return pd.DataFrame({"thread": calls["thread"], "start_ns": start, "end_ns": calls["end_ns"]})[
-        (kind == SYNC) | (kind == COPYING)
-    ]
+    """start_ns and end_ns of every wait, by thread; a copy whose own rows are unknown is none."""
+    kind, unknown = trace.calls["kind"].to_numpy(), np.iinfo(np.int64).min
+    call, end = trace.activities["call"].to_numpy(), trace.activities["end_ns"].to_numpy()
+    mine = np.flatnonzero(np.append(kind, -1)[call] == COPYING)
+    over = np.full(len(kind), unknown)
+    np.maximum.at(over, call[mine], end[mine])
+    rows = np.flatnonzero((kind == SYNC) | (over > unknown))
+    waits = trace.calls[["thread", "start_ns", "end_ns"]].iloc[rows]
+    return waits.assign(start_ns=np.maximum(waits["start_ns"], over[rows]))
 
 
 def _blind_from(trace: Trace) -> int:

@@ -55,15 +55,19 @@ def table(database: sqlite3.Connection, name: str, wanted: Sequence[str]) -> dic
     lists = ", ".join(f'GROUP_CONCAT(COALESCE("{column}", -1))' for column in known)
     query = f'SELECT {lists} FROM "{name}" WHERE rowid BETWEEN ? AND ?'
     step = ROWS * max(1, (last - first + 1) // size) if size else ROWS
-    parts: list[list[Any]] = [[np.zeros(0, np.int64)] for _ in known]
+    found = {column: np.full(size, -1) for column in wanted}
+    filled = 0
     for at in range(first, last + 1, step) if size else ():
-        for part, text in zip(parts, database.execute(query, (at, at + step - 1)).fetchone(), strict=True):
-            part.append(_numbers(text))
-    found = {column: np.full(size, -1) for column in wanted if column not in have}
-    found |= {column: np.concatenate(part) for column, part in zip(known, parts, strict=True)}
-    if any(len(values) != size for values in found.values()):
+        lists_of = [_numbers(text) for text in database.execute(query, (at, at + step - 1)).fetchone()]
+        count = len(lists_of[0])
+        if any(len(numbers) != count for numbers in lists_of) or filled + count > size:
+            break
+        for column, numbers in zip(known, lists_of, strict=True):
+            found[column][filled : filled + count] = numbers
+        filled += count
+    if filled != size:
         raise sqlite3.DatabaseError(f"table {name} holds something else than integers")
-    if any((found[time] != np.clip(found[time], -LIMIT_NS, LIMIT_NS)).any() for time in ("start", "end")):
+    if size and not all(-LIMIT_NS <= found[t].min() <= found[t].max() <= LIMIT_NS for t in ("start", "end")):
         raise sqlite3.DatabaseError(f"table {name} holds a time beyond {LIMIT_NS} ns")
     return found
 
@@ -102,21 +106,26 @@ def work(
     database: sqlite3.Connection, names: dict[int, str], calls: pd.DataFrame, geometry: bool = False
 ) -> pd.DataFrame:
     """Everything that ran on a device; with `geometry` the columns activity.GEOMETRY too."""
-    found: list[pd.DataFrame] = []
+    parts: list[dict[str, Any]] = []
     for kind, source in WORK.items():
         extra = OWN.get(kind, ()) + (GEOMETRY_COLUMNS if geometry and kind == "kernel" else ())
         rows = table(database, source, (*COMMON, *extra))
-        if len(rows["start"]) or not found:
-            found.append(_activities(kind, rows, names, geometry))
-    work = pd.concat(found, ignore_index=True)
-    work["name"] = pd.api.types.union_categoricals([part["name"] for part in found])
+        if len(rows["start"]) or not parts:
+            parts.append(_activities(kind, rows, names, geometry))
+    names_of = pd.api.types.union_categoricals([part.pop("name") for part in parts])
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    process = columns["process"]
     processes = calls["process"].unique()
     if len(processes) == 1:  # exports before globalPid came
-        work.loc[work["process"] == -1, "process"] = processes[0]
-    return work.assign(call=schema.join(work["process"].to_numpy(), work["correlation"].to_numpy(), calls))
+        process[process == -1] = processes[0]
+    work = schema.frame(
+        schema.ACTIVITY, name=names_of, call=schema.join(process, columns["correlation"], calls), **columns
+    )
+    return work.assign(**{name: columns[name] for name in GEOMETRY}) if geometry else work
 
 
-def _activities(kind: str, rows: dict[str, Any], names: dict[int, str], geometry: bool) -> pd.DataFrame:
+def _activities(kind: str, rows: dict[str, Any], names: dict[int, str], geometry: bool) -> dict[str, Any]:
+    """Columns of the schema, and those of activity.GEOMETRY."""
     size = len(rows["start"])
     if kind == "kernel":
         called = named(rows["demangledName"], names, "unnamed kernel")
@@ -129,27 +138,26 @@ def _activities(kind: str, rows: dict[str, Any], names: dict[int, str], geometry
         called = named(rows["copyKind"], {at: f"memcpy {way}" for at, way in COPIES.items()}, "memcpy")
         ends = np.stack((rows["srcKind"], rows["dstKind"]))
         pageable = np.where((ends < 0).any(axis=0), -1, (ends == PAGEABLE).any(axis=0)).astype(np.int8)
-    table = schema.frame(
-        schema.ACTIVITY,
-        start_ns=rows["start"],
-        end_ns=rows["end"],
-        device=rows["deviceId"],
-        stream=rows["streamId"],
-        kind=kinds,
-        name=called,
-        correlation=rows["correlationId"],
-        process=rows["globalPid"],
-        pageable=pageable,
-    )
+    columns = {
+        "start_ns": rows["start"],
+        "end_ns": rows["end"],
+        "device": rows["deviceId"],
+        "stream": rows["streamId"],
+        "kind": kinds,
+        "name": called,
+        "correlation": rows["correlationId"],
+        "process": rows["globalPid"],
+        "pageable": pageable,
+    }
     if geometry:
         own = zip(GEOMETRY, GEOMETRY_COLUMNS, strict=True)
-        table = table.assign(**{mine: rows.get(theirs, np.full(size, -1)) for mine, theirs in own})
-    return table
+        columns |= {mine: rows.get(theirs, np.full(size, -1)) for mine, theirs in own}
+    return columns
 
 
 def named(ids: Any, names: dict[int, str], unknown: str) -> pd.Categorical:
     """Names of these ids."""
-    used, codes = np.unique(ids, return_inverse=True)
+    codes, used = pd.factorize(ids)
     return schema.categories(codes, [names.get(int(one), unknown) for one in used])
 
 

@@ -150,16 +150,15 @@ class Trace:
 
 
 def frame(columns: dict[str, str], **values: Any) -> pd.DataFrame:
-    """A table of this schema; what is not given is -1."""
+    """A table of this schema; what is not given is -1. Nothing is copied that has the type already."""
     length = max((len(value) for value in values.values()), default=0)
-    return pd.DataFrame(
-        {
-            name: values[name]
-            if name in values and dtype == "category"
-            else pd.Series(values[name] if name in values else np.full(length, -1), dtype=dtype)
-            for name, dtype in columns.items()
-        }
-    )
+    series = {
+        name: values[name]
+        if dtype == "category"
+        else np.asarray(values[name] if name in values else np.full(length, -1), dtype=dtype)
+        for name, dtype in columns.items()
+    }
+    return pd.DataFrame(series, copy=False)
 
 
 def categories(codes: Any, names: Sequence[str]) -> pd.Categorical:
@@ -189,30 +188,40 @@ def call_kinds(names: pd.Categorical) -> tuple[Any, Any]:
 def outermost(calls: pd.DataFrame) -> pd.DataFrame:
     """In the order of their starts, without calls that another one made for the same correlation id."""
     if not calls["start_ns"].is_monotonic_increasing:
-        calls = calls.sort_values("start_ns", kind="stable")
+        calls = calls.sort_values("start_ns", kind="stable", ignore_index=True)
     keys = _keys(calls["process"].to_numpy(), calls["correlation"].to_numpy())
-    inner = pd.Series(keys).duplicated().to_numpy() & (calls["correlation"].to_numpy() > 0)
-    return calls[~inner].reset_index(drop=True) if inner.any() else calls.reset_index(drop=True)
+    inner = np.zeros(len(keys), bool)
+    if not _rising(keys):
+        order = np.argsort(keys, kind="stable")
+        inner[order[1:]] = keys[order[1:]] == keys[order[:-1]]
+    inner &= calls["correlation"].to_numpy() > 0
+    return calls[~inner].reset_index(drop=True) if inner.any() else calls
 
 
 def join(process: Any, correlation: Any, calls: pd.DataFrame) -> Any:
     """For each activity the row of the call of its process with its correlation id, -1: there is none."""
-    rows = np.flatnonzero(calls["correlation"].to_numpy() > 0)
-    if not len(rows):
+    if not (size := len(calls)):
         return np.full(len(correlation), -1, np.int64)
     both = _keys(
-        np.concatenate((calls["process"].to_numpy()[rows], process)),
-        np.concatenate((calls["correlation"].to_numpy()[rows], correlation)),
+        np.concatenate((calls["process"].to_numpy(), process)),
+        np.concatenate((calls["correlation"].to_numpy(), correlation)),
     )
-    keys, wanted = both[: len(rows)], both[len(rows) :]
-    order = np.argsort(keys, kind="stable")
-    at = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(rows) - 1)
-    return np.where((keys[order[at]] == wanted) & (correlation > 0), rows[order[at]], -1)
+    keys, wanted = both[:size], both[size:]
+    order = None if _rising(keys) else np.argsort(keys, kind="stable")
+    at = np.minimum(np.searchsorted(keys, wanted, sorter=order), size - 1)
+    rows = at if order is None else order[at]
+    return np.where((correlation > 0) & (keys[rows] == wanted), rows, -1)
+
+
+def _rising(keys: Any) -> bool:
+    return bool((keys[1:] > keys[:-1]).all())
 
 
 def _keys(process: Any, correlation: Any) -> Any:
     """One integer for each pair."""
     if int(correlation.max(initial=0)) > 1 << 40:  # no tool counts so far: the product must not overflow
         correlation = np.where(correlation > 0, pd.factorize(correlation)[0] + 1, 0)
+    if (process == process[:1]).all():
+        return correlation
     codes = pd.factorize(process)[0]
     return codes * (int(correlation.max(initial=0)) + 1) + np.maximum(correlation, 0)
