@@ -51,7 +51,7 @@ def repeat_json(source: Path, target: Path, size: int) -> None:
     ids = ("correlation", "External id")
     step = max(event["ts"] + event["dur"] for event in events) - min(event["ts"] for event in events)
     stride = 1 + max((event.get("args", {}).get(name) or 0 for event in events for name in ids), default=0)
-    head = {key: value for key, value in trace.items() if key != "traceEvents"}
+    head = {"schemaVersion": 1} | {key: value for key, value in trace.items() if key != "traceEvents"}
     with target.open("w") as out:
         out.write(json.dumps(head)[:-1] + ', "traceEvents": [\n')
         copy = 0
@@ -80,7 +80,9 @@ def repeat_sqlite(source: Path, target: Path, kernels: int) -> None:
             move = {"start": f"start + n * {step}", "end": f'"end" + n * {step}'}
             move["correlationId"] = f"correlationId + n * {stride}"
             picked = ", ".join(move.get(column, f'"{column}"') for column in columns)
-            count = f"WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < {kernels // have})"
+            count = (
+                f"WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < {-(-kernels // have) - 1})"
+            )
             database.execute(f"INSERT INTO {table} {count} SELECT {picked} FROM c, {table} ORDER BY n")
         database.commit()
 

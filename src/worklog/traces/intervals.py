@@ -24,7 +24,8 @@ class Intervals:
         """Overlap and touch make one; those with end <= start hold no time. O(n log n)."""
         low, high = np.asarray(start, dtype=np.int64), np.asarray(end, dtype=np.int64)
         rows = np.flatnonzero(high > low)
-        rows = rows[np.argsort(low[rows], kind="stable")]
+        if not (low[rows[1:]] >= low[rows[:-1]]).all():
+            rows = rows[np.argsort(low[rows], kind="stable")]
         low, reached = low[rows], np.maximum.accumulate(high[rows])
         first = np.flatnonzero(np.concatenate((np.ones(min(len(low), 1), bool), low[1:] > reached[:-1])))
         last = np.concatenate((first[1:] - 1, [len(low) - 1]))[: len(first)]
@@ -57,7 +58,7 @@ class Intervals:
         low = np.searchsorted(other.end, self.start, side="right")
         count = np.maximum(np.searchsorted(other.start, self.end, side="left") - low, 0)
         mine = np.repeat(np.arange(len(count)), count)
-        theirs = low[mine] + np.arange(len(mine)) - np.repeat(np.cumsum(count) - count, count)
+        theirs = np.arange(len(mine)) + np.repeat(low - (np.cumsum(count) - count), count)
         return Intervals(
             np.maximum(self.start[mine], other.start[theirs]), np.minimum(self.end[mine], other.end[theirs]), mine
         )
