@@ -296,7 +296,7 @@ def linear_case(name: str, rows: int, columns: int, tokens: int, seed: int, floa
 
 
 def claims(record: Record) -> list[Claim]:
-    """On a GPU: the symptom, that no release heals it, and what the fix must reach. On a CPU: what graphs can show."""
+    """On a GPU: the symptom, what a newer release leaves of it, what the fix must reach. On a CPU: what graphs show."""
     from claims import cpu_claims, gpu_claims
 
     return gpu_claims(record) if record.hardware.gpus else cpu_claims(record)

@@ -75,7 +75,7 @@ def run(argv: Sequence[str], made: Path, session: Session) -> None:
 
 
 def redact(export: Path) -> None:
-    """Empty what an export tells of the machine and not of the program: variables, working folder, user and host name.
+    """Empty what an export tells of the machine and not of the program: variables, folders, user and host name.
 
     nsys stores them whatever is asked of it, of the program and of other processes on the machine, in these places of
     schema 3.20 to 3.25. The .nsys-rep keeps them, and its format is not public: look at it before you give it away.
@@ -84,18 +84,21 @@ def redact(export: Path) -> None:
     places = (
         (
             "META_DATA_CAPTURE",
-            "name LIKE '%ENVIRONMENT_VARIABLE' OR name LIKE '%WORKING_DIR' OR name LIKE '%USER_NAME'",
+            "value",
+            "name LIKE '%ENVIRONMENT_VARIABLE' OR name LIKE '%USER_NAME' OR value LIKE '/%'",
         ),
-        ("TARGET_INFO_SYSTEM_ENV", "name IN ('DeviceEnvironment', 'Hostname')"),
-        ("StringIds", "value LIKE '%PATH=/%' OR value LIKE '%HOME=/%' OR value LIKE '%PWD=/%'"),
+        ("META_DATA_EXPORT", "value", "name LIKE '%HOST%' OR value LIKE '/%'"),
+        ("TARGET_INFO_SYSTEM_ENV", "value", "name IN ('DeviceEnvironment', 'Hostname') OR value LIKE '/%'"),
+        ("PROCESSES", "name", "name LIKE '/%'"),
+        ("StringIds", "value", "value LIKE '%PATH=/%' OR value LIKE '%HOME=/%' OR value LIKE '%PWD=/%'"),
     )
     database = sqlite3.connect(export)
     try:
         with database:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            for table, which in places:
+            for table, column, which in places:
                 if table in tables:
-                    database.execute(f"UPDATE {table} SET value = '' WHERE {which}")
+                    database.execute(f"UPDATE {table} SET {column} = '' WHERE {which}")
         database.execute("VACUUM")  # what was there would else remain in free pages
     except sqlite3.Error as error:
         raise CaptureError("error", f"{export.name}, nsys's export, cannot be read or rewritten ({error}).") from error
