@@ -7,7 +7,7 @@ from collections.abc import Callable
 from worklog.record import CaseResult, Claim, Record
 
 LARGEST_WEIGHT_BYTES = 128256 * 4096  # the output projection in float8
-BF16 = ("bf16_eager", "bf16_cudagraph", "bf16_cudagraph_cd")
+BF16 = ("bf16_eager", "bf16_compile", "bf16_cudagraph", "bf16_cudagraph_cd")
 BF16_PREFILL = ("bf16_eager", "bf16_compile")
 TORCHAO = ("torchao_0_14_1_cudagraph_cd", "torchao_0_18_0_cudagraph_cd")
 MANY_TOKENS = (2, 4, 8, 16, 32)

@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from worklog.workloads.llama import Block, Llama
 
-CHUNK = 1024  # tokens that go through the feed-forward together; as fast as all at once, from here on
+CHUNK = 1024  # tokens that go through the feed-forward together; half of them would leave half an H200 idle in w2
 MAX_SEQ = 1024  # one program walks a head's cache; a longer one wants it split over programs, as torch's kernel does
 
 

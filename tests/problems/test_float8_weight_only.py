@@ -254,7 +254,7 @@ def gpu_record() -> record.Record:
     )  # fmt: skip
 
 
-BF16 = "bf16_eager bf16_cudagraph bf16_cudagraph_cd"
+BF16 = "bf16_eager bf16_compile bf16_cudagraph bf16_cudagraph_cd"
 # claim -> what the record above gives, and the variants without which it cannot be decided
 GPU_CLAIMS = {
     "0.13.0 decodes slower than bf16": (14.0, f"torchao_0_13_0 {BF16}"),
