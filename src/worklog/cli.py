@@ -138,7 +138,7 @@ def profile_verb(
 
     Exit code 0: captured; 1: a capture failed; 2: this machine cannot make it (the message says what is missing).
 
-    Example: worklog profile float8_weight_only --with ncu --variant torchao_0_13_0_eager --kernel '.*elementwise.*' --print
+    Example: worklog profile float8_weight_only --with ncu --variant float8_fused --kernel '.*gemv.*' --print
     """
     from worklog import profile
 
