@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from worklog.traces import schema
-from worklog.traces.schema import ACTIVITY, CALL, RANGE, Trace
+from worklog.traces.schema import ACTIVITY, CALL, FRAME, Trace
 
 Work = tuple[int, int, int, int]
 """start, end, kind, row of its call or -1"""
@@ -53,5 +53,5 @@ def trace(
             kind=called[2],
             graph=np.isin(np.arange(count), graph),
         ),
-        ranges=schema.frame(RANGE, name=[], start_ns=[], end_ns=[], thread=[], process=[]),
+        frames=schema.frame(FRAME, name=schema.categories(np.zeros(0, np.int64), [])),
     )

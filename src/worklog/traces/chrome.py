@@ -34,7 +34,10 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     stream: Any = None
     grid: Any = None
     block: Any = None
+    bytes: Any = None
     external: Any = msgspec.field(default=None, name="External id")
+    sequence: Any = msgspec.field(default=None, name="Sequence number")
+    forward_thread: Any = msgspec.field(default=None, name="Fwd thread id")
 
 
 NO_ARGS = Args()
@@ -67,6 +70,7 @@ class ExactEvent(Event, gc=False):
 class Trace(msgspec.Struct):
     events: list[Event] = msgspec.field(name="traceEvents")
     devices: list[dict[str, Any]] = msgspec.field(default_factory=list, name="deviceProperties")
+    distributed: dict[str, Any] = msgspec.field(default_factory=dict, name="distributedInfo")
 
 
 class ExactTrace(Trace):

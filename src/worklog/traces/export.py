@@ -24,7 +24,7 @@ WORK = {
     "graph": "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
 }
 COMMON = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
-OWN = {"kernel": ("demangledName",), "copy": ("copyKind", "srcKind", "dstKind")}
+OWN = {"kernel": ("demangledName",), "copy": ("copyKind", "srcKind", "dstKind", "bytes"), "memset": ("bytes",)}
 GEOMETRY_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 COPIES = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 NAMES = {"memset": "memset", "graph": "CUDA graph"}
@@ -32,6 +32,8 @@ PAGEABLE = 0
 """srcKind, dstKind of host memory that is not pinned."""
 PROCESS = ~0xFFFFFF
 """Takes the thread out of a globalTid, which leaves the globalPid."""
+START_END = 60
+"""eventType of an NVTX range that another thread may close."""
 LIMIT_NS = 1 << 61
 """Differences of times must fit in 64 bits."""
 ROWS = 1 << 19
@@ -148,6 +150,7 @@ def _activities(kind: str, rows: dict[str, Any], names: dict[int, str], geometry
         "correlation": rows["correlationId"],
         "process": rows["globalPid"],
         "pageable": pageable,
+        "bytes": rows.get("bytes", np.full(size, -1)),
     }
     if geometry:
         own = zip(GEOMETRY, GEOMETRY_COLUMNS, strict=True)
@@ -162,28 +165,31 @@ def named(ids: Any, names: dict[int, str], unknown: str) -> pd.Categorical:
 
 
 def ranges(database: sqlite3.Connection) -> pd.DataFrame:
-    """Every closed NVTX range, push/pop and start/end alike."""
+    """Every closed NVTX range as a frame: push/pop ones nest on their thread, start/end ones in nothing."""
     have = columns(database, "NVTX_EVENTS")
     found: list[tuple[Any, ...]] = []
     if have:
         text = "n.text" if "textId" not in have else "COALESCE(n.text, s.value)"
         join = "" if "textId" not in have else "LEFT JOIN StringIds s ON s.id = n.textId"
+        kind = "n.eventType" if "eventType" in have else "NULL"
         found = list(
             database.execute(
-                f'SELECT {text}, n.start, n."end", CAST(COALESCE(n.globalTid, -1) AS INTEGER) '
+                f'SELECT {text}, n.start, n."end", CAST(COALESCE(n.globalTid, -1) AS INTEGER), {kind} '
                 f'FROM NVTX_EVENTS n {join} WHERE n."end" IS NOT NULL'
             )
         )
     if not all(isinstance(at, int) and abs(at) <= LIMIT_NS for row in found for at in row[1:3]):
         raise sqlite3.DatabaseError("table NVTX_EVENTS holds something else than times")
     thread = np.asarray([row[3] for row in found], dtype=np.int64)
+    codes, names = pd.factorize(np.asarray([str(row[0]) for row in found], dtype=object))
     return schema.frame(
-        schema.RANGE,
-        name=[str(row[0]) for row in found],
+        schema.FRAME,
+        name=schema.categories(codes, list(names)),
         start_ns=[row[1] for row in found],
         end_ns=[row[2] for row in found],
         thread=thread,
         process=thread & PROCESS,
+        kind=[schema.SPAN if row[4] == START_END else schema.ANNOTATION for row in found],
     )
 
 

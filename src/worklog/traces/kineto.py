@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,29 @@ from worklog.traces.schema import Trace
 DEVICE_WORK = {"kernel": schema.COMPUTE, "gpu_memcpy": schema.COPY, "gpu_memset": schema.MEMSET}
 CALLS = ("cuda_runtime", "cuda_driver")
 OPERATOR = re.compile(r"\w+::\w")
+FRAMES = {"user_annotation": schema.ANNOTATION, "python_function": schema.PYTHON, "cpu_op": schema.OPERATOR}
 
 
-def tables(file: Path) -> Trace:
-    """The trace in the tables of the schema. Raises ProblemError if it is no such trace or holds no timed event."""
-    events = [event for event in load(file).events if event.ph == "X"]
+def tables(file: Path, geometry: bool = False) -> Trace:
+    """The trace in the tables of the schema; with `geometry` activities have the columns of activity.GEOMETRY too.
+
+    Raises ProblemError if it is no such trace or holds no timed event.
+    """
+    raw = load(file)
+    events = [event for event in raw.events if event.ph == "X"]
     if not events:
         raise ProblemError(f"{file}: the trace is empty: it holds no event that has a duration.")
-    return _tables(file, events)
+    trace = _tables(file, events, raw.distributed.get("rank"))
+    if not geometry:
+        return trace
+    shapes = _geometry([event for event in events if event.cat in DEVICE_WORK])
+    return replace(trace, activities=trace.activities.assign(**shapes))
 
 
-def _tables(file: Path, events: Sequence[Event]) -> Trace:
+def _tables(file: Path, events: Sequence[Event], rank: Any = None) -> Trace:
     """A trace of Kineto is of one process, so correlation ids alone join."""
     work = [event for event in events if event.cat in DEVICE_WORK]
     called = [event for event in events if event.cat in CALLS]
-    named = [event for event in events if event.cat == "user_annotation"]
     threads: dict[tuple[Any, Any], int] = {}
     names = _names(called)
     kinds, graphs = schema.call_kinds(names)
@@ -66,16 +75,31 @@ def _tables(file: Path, events: Sequence[Event]) -> Trace:
         process=process,
         call=schema.join(process, correlation, calls),
         pageable=np.where(kind == schema.COPY, np.asarray([*pageable, -1], dtype=np.int8)[names.codes], -1),
+        bytes=[_integer(event.args.bytes) for event in work],
     )
-    ranges = schema.frame(
-        schema.RANGE,
-        **_times(named),
-        thread=[threads.setdefault((event.pid, event.tid), len(threads)) for event in named],
-        process=np.zeros(len(named), np.int64),
-        name=[event.name for event in named],
+    frames = _frames([event for event in events if event.cat in FRAMES], threads)
+    stacks = bool((frames["kind"] == schema.PYTHON).any() or (frames["kind"] == schema.MODULE).any())
+    return Trace(
+        file, "torch.profiler", None, activities, calls, frames, stacks, rank if isinstance(rank, int) else None
     )
-    stacks = any(event.cat == "python_function" for event in events)
-    return Trace(file, "torch.profiler", None, activities, calls, ranges, stacks)
+
+
+def _frames(events: Sequence[Event], threads: dict[tuple[Any, Any], int]) -> pd.DataFrame:
+    names = _names(events)
+    modules = np.asarray([name.startswith(MODULE) for name in names.categories], dtype=bool)
+    kinds = np.asarray([FRAMES[event.cat or ""] for event in events], dtype=np.int8)
+    if len(modules):
+        kinds[(kinds == schema.PYTHON) & modules[names.codes]] = schema.MODULE
+    return schema.frame(
+        schema.FRAME,
+        **_times(events),
+        thread=[threads.setdefault((event.pid, event.tid), len(threads)) for event in events],
+        process=np.zeros(len(events), np.int64),
+        kind=kinds,
+        name=names,
+        sequence=[_integer(event.args.sequence) for event in events],
+        forward_thread=[_integer(event.args.forward_thread) for event in events],
+    )
 
 
 def _times(events: Sequence[Event]) -> dict[str, Any]:

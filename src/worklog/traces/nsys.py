@@ -17,10 +17,13 @@ from worklog.traces.intervals import Intervals, union_ns
 from worklog.traces.schema import Trace
 
 
-def tables(file: Path) -> Trace:
-    """The whole export in the tables of the schema. Raises ProblemError if it is no export of nsys."""
+def tables(file: Path, geometry: bool = False) -> Trace:
+    """The whole export in the tables of the schema; with `geometry` activities have the columns of activity.GEOMETRY.
+
+    Raises ProblemError if it is no export of nsys.
+    """
     with _open(file) as database:
-        return _tables(database, file)
+        return _tables(database, file, geometry)
 
 
 def read(file: Path, range_name: str | None = None) -> dict[str, Any]:
@@ -76,7 +79,7 @@ def _tables(database: sqlite3.Connection, file: Path, geometry: bool = False) ->
         tool_version=export.meta(database, "META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION"),
         activities=export.work(database, names, calls, geometry),
         calls=calls,
-        ranges=export.ranges(database),
+        frames=export.ranges(database),
     )
 
 

@@ -33,8 +33,10 @@ ACTIVITY = {
     "process": "int64",
     "call": "int64",
     "pageable": "int8",
+    "bytes": "int64",
 }
-"""`call` is the row of the call that asked for it; `pageable` 1: a copy from or to pageable host memory."""
+"""`call` is the row of the call that asked for it; `pageable` 1: a copy from or to pageable host memory; `bytes` of
+copies and memsets."""
 CALL = {
     "start_ns": "int64",
     "end_ns": "int64",
@@ -46,7 +48,20 @@ CALL = {
     "graph": "bool",
 }
 """`graph`: launches a whole CUDA graph."""
-RANGE = {"start_ns": "int64", "end_ns": "int64", "thread": "int64", "process": "int64", "name": "object"}
+ANNOTATION, MODULE, PYTHON, OPERATOR, SPAN = range(5)
+"""`kind` of a frame: an NVTX or record_function range, an nn.Module's forward, a Python function, an operator; SPAN:
+a range that begins and ends anywhere (nvtx start/end) and so nests in nothing."""
+FRAME = {
+    "start_ns": "int64",
+    "end_ns": "int64",
+    "thread": "int64",
+    "process": "int64",
+    "kind": "int8",
+    "name": "category",
+    "sequence": "int64",
+    "forward_thread": "int64",
+}
+"""What the host's threads were in. `sequence` and `forward_thread` join an autograd operator to its forward one."""
 
 _API = r"(cu|cuda|hip)"
 _CALLS = (
@@ -78,9 +93,16 @@ class Trace:
     tool_version: str | None
     activities: pd.DataFrame
     calls: pd.DataFrame
-    ranges: pd.DataFrame
+    frames: pd.DataFrame
     stacks: bool = False
     """Python stacks were recorded, which slows the host several times."""
+    rank: int | None = None
+    """Of a distributed run, where the trace says it."""
+
+    @cached_property
+    def ranges(self) -> pd.DataFrame:
+        """The frames that a program named itself."""
+        return self.frames[self.frames["kind"].isin((ANNOTATION, SPAN))]
 
     @cached_property
     def lost(self) -> Any:
@@ -132,7 +154,7 @@ class Trace:
 
     def _occurrence(self, name: str) -> Any:
         """For each call the number of the range's occurrence in which it began, -1: outside of them."""
-        names = self.ranges["name"]
+        names = self.ranges["name"].astype(str)
         mine = self.ranges[(names == name) | (names.str.startswith("ProfilerStep#") & (name == "ProfilerStep"))]
         if mine.empty:
             known = ", ".join(sorted({str(other) for other in names})[:8])
