@@ -112,7 +112,7 @@ def test_the_sampler_against_numpy() -> None:
         x = mean + np.sqrt(1 / precision) * noise[1 + i]
 
     def model(sample: torch.Tensor, timestep: torch.Tensor, cond: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(sample @ torch.from_numpy(weights) + timestep / steps + cond)
+        return torch.tanh(sample @ torch.from_numpy(weights) + timestep.double() / steps + cond)
 
     table = unet1d.ddpm_coefficients(steps, torch.float64)
     sampled = unet1d.sample_actions(model, torch.from_numpy(noise), torch.tensor(0.3, dtype=torch.float64), table)
