@@ -7,7 +7,9 @@
 // runs while the next tile's data arrives. Two blocks with the same tokens form a cluster, each fetches half of the
 // x tile and multicasts it to both; this halves the x traffic out of L2 (24 rather than 40 KB a step and block).
 //
-// Not a number (codes 0x7f, 0xff) is read as +-480: quantised weights have none.
+// To add to y instead of writing it, the copy engine adds on its way out. Rows of w may lie further apart than K.
+//
+// Not a number (codes 0x7f, 0xff) is read as +-480: quantised weights have none (a row that is not finite has a scale of NaN).
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -57,6 +59,10 @@ __device__ __forceinline__ void load_tile_multicast(uint32_t to, const CUtensorM
 }
 __device__ __forceinline__ void store_tile(const CUtensorMap* map, int c0, int c1, uint32_t from) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];\n"
+               "cp.async.bulk.commit_group;" ::"l"(map), "r"(c0), "r"(c1), "r"(from) : "memory");
+}
+__device__ __forceinline__ void add_tile(const CUtensorMap* map, int c0, int c1, uint32_t from) {
+  asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%1, %2}], [%3];\n"
                "cp.async.bulk.commit_group;" ::"l"(map), "r"(c0), "r"(c1), "r"(from) : "memory");
 }
 template <int N> __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
@@ -122,7 +128,7 @@ struct Tiles {
 template <bool GATED>
 __global__ void __cluster_dims__(CL, 1, 1) __launch_bounds__(THREADS, 1)
 kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map,
-       const float* __restrict__ scale, int M, int N, int K) {
+       const float* __restrict__ scale, int M, int N, int K, int add) {
   extern __shared__ uint8_t smem_raw[];
   const uint32_t smem = (static_cast<uint32_t>(__cvta_generic_to_shared(smem_raw)) + 1023) & ~1023u;
   const uint32_t full = smem + BAR_AT, empty = full + STAGES * 8;
@@ -242,7 +248,10 @@ kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtens
       }
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
       asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-      if (threadIdx.x % 128 == 0 && row < N) store_tile(&y_map, GATED ? row / 2 : row, token_tile * TOKENS, y_half);
+      if (threadIdx.x % 128 == 0 && row < N) {
+        if (!GATED && add) add_tile(&y_map, row, token_tile * TOKENS, y_half);
+        else store_tile(&y_map, GATED ? row / 2 : row, token_tile * TOKENS, y_half);
+      }
     }
     if (threadIdx.x % 128 == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
   }
@@ -253,8 +262,8 @@ kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtens
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
 inline bool make_map(Encode encode, CUtensorMap* map, CUtensorMapDataType type, int bytes, const void* p, uint64_t columns, uint64_t rows,
-                     uint32_t box_columns, uint32_t box_rows, CUtensorMapSwizzle swizzle) {
-  cuuint64_t size[2] = {columns, rows}, pitch[1] = {columns * bytes};
+                     uint64_t pitch_elements, uint32_t box_columns, uint32_t box_rows, CUtensorMapSwizzle swizzle) {
+  cuuint64_t size[2] = {columns, rows}, pitch[1] = {pitch_elements * bytes};
   cuuint32_t box[2] = {box_columns, box_rows}, one[2] = {1, 1};
   CUresult r = encode(map, type, 2, const_cast<void*>(p), size, pitch, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                       CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -263,7 +272,7 @@ inline bool make_map(Encode encode, CUtensorMap* map, CUtensorMapDataType type, 
 }
 
 template <bool GATED>
-int launch(void* y, const void* x, const void* w, const float* s, int M, int N, int K, cudaStream_t stream) {
+int launch(void* y, const void* x, const void* w, const float* s, int M, int N, int K, int pitch, int add, cudaStream_t stream) {
   static Encode encode = nullptr;
   static int blocks = 0;
   if (!encode) {  // once: the driver's entry point, the number of multiprocessors, the shared memory limit
@@ -276,24 +285,26 @@ int launch(void* y, const void* x, const void* w, const float* s, int M, int N, 
     if (cudaFuncSetAttribute(kernel<GATED>, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM) != cudaSuccess) return -4;
     encode = reinterpret_cast<Encode>(f);
   }
-  if (M < 1 || N % ROWS || K % BK || K < BK) return -1;
+  if (M < 1 || N % ROWS || K % BK || K < BK || pitch < K || pitch % 16 || (GATED && add)) return -1;
   CUtensorMap x_map, w_map, y_map;
   const int out = GATED ? N / 2 : N;
-  if (!make_map(encode, &x_map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, x, K, M, BK, TOKENS / 2, CU_TENSOR_MAP_SWIZZLE_128B) ||
-      !make_map(encode, &w_map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, w, K, N, BK, ROWS, CU_TENSOR_MAP_SWIZZLE_64B) ||
-      !make_map(encode, &y_map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, y, out, M, GATED ? 32 : 64, TOKENS,
+  if (!make_map(encode, &x_map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, x, K, M, K, BK, TOKENS / 2, CU_TENSOR_MAP_SWIZZLE_128B) ||
+      !make_map(encode, &w_map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, w, K, N, pitch, BK, ROWS, CU_TENSOR_MAP_SWIZZLE_64B) ||
+      !make_map(encode, &y_map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, y, out, M, out, GATED ? 32 : 64, TOKENS,
                 GATED ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B)) return -5;
   const int tiles = (M + TOKENS - 1) / TOKENS * ((N + CL * ROWS - 1) / (CL * ROWS));
   const int grid = CL * (tiles < blocks / CL ? tiles : blocks / CL);
-  kernel<GATED><<<grid, THREADS, SMEM, stream>>>(x_map, w_map, y_map, s, M, N, K);
+  kernel<GATED><<<grid, THREADS, SMEM, stream>>>(x_map, w_map, y_map, s, M, N, K, add);
   return int(cudaGetLastError());
 }
 
 }  // namespace float8_gemm
 
-// y: M x N (gated: M x N/2) bf16, x: M x K bf16, w: N x K e4m3fn, s: N fp32, all dense, 16-byte aligned; N % 128 == 0, K % 64 == 0.
+// y: M x N (gated: M x N/2) bf16, x: M x K bf16, w: N x K e4m3fn, s: N fp32, all dense but w, whose rows begin `pitch` elements
+// apart (% 16 == 0); 16-byte aligned; N % 128 == 0, K % 64 == 0. add: to what y holds (not gated).
 // gated: w's rows are 8 gate rows, 8 up rows, 8 gate rows, ...; y = silu(gate) * up. Returns 0, a CUDA error, or one of its own (< 0).
-extern "C" int float8_gemm_launch(void* y, const void* x, const void* w, const float* s, int M, int N, int K, int gated, cudaStream_t stream) {
-  return gated ? float8_gemm::launch<true>(y, x, w, s, M, N, K, stream)
-               : float8_gemm::launch<false>(y, x, w, s, M, N, K, stream);
+extern "C" int float8_gemm_launch(void* y, const void* x, const void* w, const float* s, int M, int N, int K, int pitch, int gated, int add,
+                                  cudaStream_t stream) {
+  return gated ? float8_gemm::launch<true>(y, x, w, s, M, N, K, pitch, add, stream)
+               : float8_gemm::launch<false>(y, x, w, s, M, N, K, pitch, add, stream);
 }

@@ -41,8 +41,8 @@ GATE_ROWS = 8  # gate and up rows alternate in groups of 8, so that both lie in 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """weight [N, K] -> (e4m3 [N, K], scale float32 [N]); a row's largest magnitude becomes 448, or next to it.
 
-    As torchao does it: the scale is taken in the weight's own type, so the values are the same to the bit. Rows are
-    converted in pieces; a temporary has at most 64 MiB.
+    As torchao does it: the scale is taken in the weight's own type, so the values are the same to the bit. A row that
+    is not finite gives NaN. Rows are converted in pieces; a temporary has at most 64 MiB.
     """
     rows, columns = weight.shape
     values = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=weight.device)
@@ -50,7 +50,8 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     step = max(1, (16 << 20) // columns)
     for start in range(0, rows, step):
         part = weight[start : start + step]
-        scale[start : start + step] = (part.abs().amax(dim=1) / E4M3_MAX).float().clamp(min=1e-12)
+        largest = (part.abs().amax(dim=1) / E4M3_MAX).float().clamp(min=1e-12)
+        scale[start : start + step] = largest.where(largest.isfinite(), torch.nan)
         scaled = part.float() / scale[start : start + step, None]
         values[start : start + step] = scaled.clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
     return values, scale
@@ -158,11 +159,12 @@ def _add_parts(parts_ptr, x_scale_ptr, y_ptr, N, MN, SPLIT: tl.constexpr, BLOCK:
 
 @triton.jit
 def _gemm(
-    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, y_ptr, M, N,
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, y_ptr, M, N, pitch,
     K: tl.constexpr, GATED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """y^T = W x^T: the weight is the operand that tensor cores take from registers, where it was widened.
+    """y^T = W x^T: the weight is the operand that tensor cores take from registers, where it was widened. Its rows
+    begin `pitch` elements apart.
 
     K is a compile-time constant on purpose: with a loop that might not run, ptxas serialises the asynchronous wgmma.
     """
@@ -176,7 +178,7 @@ def _gemm(
     m = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
     rows, tokens = (n, m) if WHOLE else (n % N, m % M)  # outside of the matrices: an inner row again, never stored
-    weight_at = weight_ptr + rows.to(tl.int64)[:, None] * K + k[None, :]
+    weight_at = weight_ptr + rows.to(tl.int64)[:, None] * pitch + k[None, :]
     x_at = x_ptr + tokens.to(tl.int64)[None, :] * K + k[:, None]
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for _ in tl.range(0, K, BLOCK_K, num_stages=STAGES):
@@ -218,33 +220,44 @@ def _launch_gemv(
     )  # fmt: skip
 
 
-def _launch_matrix(x: Tensor, weight: Tensor, scale: Tensor, y: Tensor, gated: bool) -> None:
-    (tokens, columns), rows = x.shape, weight.shape[0]
-    if tokens <= hopper.GEMV_TOKENS and hopper.gemv(x, weight, scale, y, gated=gated):
+def _launch_matrix(x: Tensor, weight: Tensor, scale: Tensor, y: Tensor, gated: bool, residual: Tensor | None) -> None:
+    tokens, columns = x.shape
+    if tokens > 64 and hopper.gemm(x, weight, scale, y, gated, residual):
         return
-    if tokens > 64 and hopper.gemm(x, weight, scale, y, gated):
-        return
-    half, x_scale = torch.empty_like(x, dtype=torch.float16), torch.empty(tokens, device=x.device)
-    _to_half[(tokens,)](x, half, x_scale, columns, triton.next_power_of_2(columns), num_warps=8, launch_pdl=True)
-    if tokens <= 64 and not gated:
-        block_k = 256 if columns % (256 * SPLIT_K) == 0 else 64
-        split = SPLIT_K if columns % (block_k * SPLIT_K) == 0 else 1
-        parts = torch.empty(split, tokens, rows, device=x.device)
-        block_m = max(16, triton.next_power_of_2(tokens))
-        _skinny[(rows // 32, split)](
-            half, weight, scale, parts, tokens, rows, columns, split, block_m, 32, block_k, 3,
-            num_warps=2, launch_pdl=True,
-        )  # fmt: skip
-        _add_parts[(triton.cdiv(tokens * rows, 1024),)](
-            parts, x_scale, y, rows, tokens * rows, split, 1024, num_warps=4, launch_pdl=True
-        )
-        return
+    if tokens > hopper.GEMV_TOKENS or not hopper.gemv(x, weight, scale, y, gated=gated):
+        half, x_scale = torch.empty_like(x, dtype=torch.float16), torch.empty(tokens, device=x.device)
+        _to_half[(tokens,)](x, half, x_scale, columns, triton.next_power_of_2(columns), num_warps=8, launch_pdl=True)
+        if tokens <= 64 and not gated:
+            _launch_skinny(half, x_scale, weight.contiguous(), scale, y)
+        else:
+            _launch_gemm(half, x_scale, weight, scale, y, gated)
+    if residual is not None:
+        y.add_(residual)
+
+
+def _launch_skinny(half: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, y: Tensor) -> None:
+    (tokens, columns), rows = half.shape, weight.shape[0]
+    block_k = 256 if columns % (256 * SPLIT_K) == 0 else 64
+    split = SPLIT_K if columns % (block_k * SPLIT_K) == 0 else 1
+    parts = torch.empty(split, tokens, rows, device=half.device)
+    block_m = max(16, triton.next_power_of_2(tokens))
+    _skinny[(rows // 32, split)](
+        half, weight, scale, parts, tokens, rows, columns, split, block_m, 32, block_k, 3, num_warps=2, launch_pdl=True
+    )
+    _add_parts[(triton.cdiv(tokens * rows, 1024),)](
+        parts, x_scale, y, rows, tokens * rows, split, 1024, num_warps=4, launch_pdl=True
+    )
+
+
+def _launch_gemm(half: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, y: Tensor, gated: bool) -> None:
+    (tokens, columns), rows = half.shape, weight.shape[0]
     block_m = 256 if tokens > 128 else 128
     grid = (triton.cdiv(tokens, block_m) * triton.cdiv(rows, 128),)
     whole = tokens % block_m == 0 and rows % 128 == 0
     _gemm[grid](
-        half, x_scale, weight, scale, y, tokens, rows, columns, gated, block_m, 128, 64, 8, 4, whole, num_warps=8
-    )
+        half, x_scale, weight, scale, y, tokens, rows, weight.stride(0), columns, gated, block_m, 128, 64, 8, 4, whole,
+        num_warps=8,
+    )  # fmt: skip
 
 
 @torch.library.custom_op("float8_weight_only::linear", mutates_args=())
@@ -260,18 +273,21 @@ def linear(
     """x [..., K] (bfloat16), weight e4m3 [N, K], scale float32 [N] -> [..., N] in x's dtype.
 
     norm [K]: x is RMS-normalised with this weight and `eps` first. gated: weight rows come from `interleave`, the
-    result is silu(gate) * up, [..., N / 2]. residual: added to the result. N % 32 == 0 and K % 64 == 0.
+    result is silu(gate) * up, [..., N / 2]. residual: added to the result. N % 32 == 0 and K % 64 == 0. The weight may
+    be some columns of a wider one; below 65 tokens it is then copied first.
     """
     rows = weight.shape[0]
     y = x.new_empty(*x.shape[:-1], rows // 2 if gated else rows)
     tokens = x.numel() // x.shape[-1]
     if tokens == 1:
-        _launch_gemv(x.contiguous(), weight, scale, y, norm, eps, gated, residual)
+        _launch_gemv(x.contiguous(), weight.contiguous(), scale, y, norm, eps, gated, residual)
         return y
     if norm is not None:
         x = F.rms_norm(x, (x.shape[-1],), norm, eps)
-    _launch_matrix(x.reshape(tokens, -1).contiguous(), weight, scale, y.view(tokens, -1), gated)
-    return y if residual is None else y.add_(residual)
+    if residual is not None:
+        residual = residual.reshape(tokens, -1).contiguous()
+    _launch_matrix(x.reshape(tokens, -1).contiguous(), weight, scale, y.view(tokens, -1), gated, residual)
+    return y
 
 
 @linear.register_fake

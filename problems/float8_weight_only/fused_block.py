@@ -20,7 +20,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from worklog.workloads.llama import Block, Llama
 
-CHUNK = 1024  # tokens that go through the feed-forward together; half of them would leave half an H200 idle in w2
+CHUNK = 2048  # tokens that go through the feed-forward together
+PIECE = 6144  # columns of its activation that so many tokens have at a time: as wide as qkv, six waves of an H200's SMs
 MAX_SEQ = 1024  # one program walks a head's cache; a longer one wants it split over programs, as torch's kernel does
 
 
@@ -174,11 +175,26 @@ class FusedBlock(nn.Module):
         qkv = linear(x, a.wqkv.weight, a.wqkv.scale, self.attention_norm.weight, eps)
         x = linear(self.attend(qkv, position, rope), a.wo.weight, a.wo.scale, residual=x)
         del qkv
-        parts = []
-        for part in x.split(CHUNK, dim=1):  # `hidden` is the widest tensor of a prefill
-            hidden = linear(part, self.w13.weight, self.w13.scale, self.feed_forward_norm.weight, eps, gated=True)
-            parts.append(linear(hidden, self.w2.weight, self.w2.scale, residual=part))
+        if x.shape[1] == 1:
+            hidden = linear(x, self.w13.weight, self.w13.scale, self.feed_forward_norm.weight, eps, gated=True)
+            y: Tensor = linear(hidden, self.w2.weight, self.w2.scale, residual=x)
+            return y
+        parts = [self.feed_forward(part) for part in x.split(CHUNK, dim=1)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """x + w2(silu(w1 x) * w3 x) of a prompt. The activation is the widest tensor of a prefill, so it exists in
+        pieces, each through its own columns of w2."""
+        linear, w13, w2 = torch.ops.float8_weight_only.linear, self.w13, self.w2
+        normed = self.feed_forward_norm(x)
+        width = w2.weight.shape[1]
+        piece = width if x.shape[1] * width <= CHUNK * PIECE else PIECE
+        for at in range(0, width, piece):
+            rows = slice(2 * at, 2 * (at + piece))
+            hidden = linear(normed, w13.weight[rows], w13.scale[rows], gated=True)
+            x = linear(hidden, w2.weight[:, at : at + piece], w2.scale, residual=x)
+            del hidden
+        return x
 
     def attend(self, qkv: Tensor, position: Tensor, rope: Tensor) -> Tensor:
         a, heads, tokens = self.attention, self.attention.shape.heads, qkv.shape[1]

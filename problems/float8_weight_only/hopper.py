@@ -25,8 +25,8 @@ GEMV_TOKENS = 8  # at most
 
 _ADDRESS, _INT = ctypes.c_void_p, ctypes.c_int
 ARGUMENTS = {
-    # y, x, weight, scale; tokens, rows, columns, gated; stream
-    "float8_gemm_launch": (*(_ADDRESS,) * 4, *(_INT,) * 4, _ADDRESS),
+    # y, x, weight, scale; tokens, rows, columns, pitch, gated, add; stream
+    "float8_gemm_launch": (*(_ADDRESS,) * 4, *(_INT,) * 6, _ADDRESS),
     # y, x, weight, scale, norm; eps; residual; gated; scratch; tokens, rows, columns; stream
     "float8_gemv_launch": (
         *(_ADDRESS,) * 5, ctypes.c_float, _ADDRESS, _INT, _ADDRESS, *(_INT,) * 3, _ADDRESS,
@@ -80,7 +80,8 @@ def library() -> ctypes.CDLL | None:
 
 def fits(x: Tensor, weight: Tensor, row_multiple: int, *more: Tensor | None) -> bool:
     """On a GPU, weight e4m3 [N, K] with N % row_multiple == 0 and K % 64 == 0; x and `more` (those that are there)
-    bfloat16; all dense and 16-byte aligned, as bulk copies and 16-byte loads need."""
+    bfloat16; all dense, but that rows of the weight may be further apart, by a multiple of 16; all 16-byte aligned, as
+    bulk copies and 16-byte loads need."""
     vectors = [x, *(tensor for tensor in more if tensor is not None)]
     return (
         x.is_cuda
@@ -88,7 +89,10 @@ def fits(x: Tensor, weight: Tensor, row_multiple: int, *more: Tensor | None) -> 
         and weight.shape[0] % row_multiple == 0
         and weight.shape[1] % 64 == 0
         and all(tensor.dtype == torch.bfloat16 for tensor in vectors)
-        and all(tensor.is_contiguous() and tensor.data_ptr() % 16 == 0 for tensor in (weight, *vectors))
+        and weight.stride(1) == 1
+        and weight.stride(0) % 16 == 0
+        and all(tensor.is_contiguous() for tensor in vectors)
+        and all(tensor.data_ptr() % 16 == 0 for tensor in (weight, *vectors))
     )
 
 
@@ -100,18 +104,23 @@ def stream() -> int:
     return torch.cuda.current_stream().cuda_stream
 
 
-def gemm(x: Tensor, weight: Tensor, scale: Tensor, y: Tensor, gated: bool) -> bool:
-    """y [M, N] (gated: [M, N / 2]) = x [M, K] (weight * scale)^T on the current stream; all dense.
+def gemm(x: Tensor, weight: Tensor, scale: Tensor, y: Tensor, gated: bool, residual: Tensor | None = None) -> bool:
+    """y [M, N] (gated: [M, N / 2]) = x [M, K] (weight * scale)^T (+ residual, not gated) on the current stream.
 
+    All dense, but the weight may be some columns of a wider one.
     False: this GPU, machine or shape is not covered (N % 128, K % 64, bfloat16, e4m3), and nothing was done.
     Raises RuntimeError where the launch fails.
     """
-    if not fits(x, weight, 128) or not (lib := library()):
+    add = residual is not None
+    if (gated and add) or not fits(x, weight, 128, residual) or not (lib := library()):
         return False
+    if residual is not None:
+        y.copy_(residual)
     (tokens, columns), rows = x.shape, weight.shape[0]
     code = lib.float8_gemm_launch(
-        address(y), address(x), address(weight), address(scale), tokens, rows, columns, gated, stream()
-    )
+        address(y), address(x), address(weight), address(scale),
+        tokens, rows, columns, weight.stride(0), gated, add, stream(),
+    )  # fmt: skip
     if code:
         raise RuntimeError(f"float8_gemm_launch: error {code} for M={tokens}, N={rows}, K={columns}")
     return True
@@ -138,7 +147,7 @@ def gemv(
     fused = norm is not None or gated
     if tokens > GEMV_TOKENS or (residual is not None and fused) or (tokens > 1 and (residual is not None or fused)):
         return False
-    if not fits(x, weight, 16, norm, residual) or not (lib := library()):
+    if not weight.is_contiguous() or not fits(x, weight, 16, norm, residual) or not (lib := library()):
         return False
     scratch = None  # x as float16 and a float32 for each token; torch's allocator gives it, so a CUDA graph owns it
     if tokens > 1:

@@ -73,6 +73,18 @@ def test_linear_is_the_product(ours, tokens):
         assert relative_error(found, truth(x, values, scale)) < LIMIT, (rows, columns)
 
 
+@pytest.mark.parametrize("tokens", [1, 8, 33, 65, 2048, 2049])
+def test_some_columns_of_a_wider_weight(ours, tokens):
+    """As the feed-forward of a long prompt takes w2, piece by piece, each added to the sum so far."""
+    x, residual = drawn(tokens, 1408), drawn(tokens, 4096, seed=5)
+    values, scale = ours.quantize(weight_of(4096, 1408))
+    found, expected = residual, residual.double()
+    for piece in (slice(0, 1024), slice(1024, 1408)):
+        found = torch.ops.float8_weight_only.linear(x[:, piece], values[:, piece], scale, residual=found)
+        expected = truth(x[:, piece], values[:, piece], scale, residual=expected)
+    assert relative_error(found, expected) < LIMIT
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 16, 33, 64, 65, 200, 2048])
 @pytest.mark.parametrize("gated", [False, True])
 def test_norm_gate_and_residual_are_inside(ours, tokens, gated):
@@ -324,8 +336,9 @@ def test_fused_prefill_then_decode_is_the_model(llama, fused, repro, tokens):
     assert relative_error(decode, llama.reference(shape, CACHE, ids, where, repro.dequantized)) < 0.02
 
 
-def test_fused_prompt_in_chunks(llama, fused, repro):
-    """More tokens than one chunk of the feed-forward, and no multiple of it."""
+def test_fused_prompt_in_chunks(llama, fused, repro, monkeypatch):
+    """More tokens than one chunk of the feed-forward, and no multiple of it; and more columns than one piece."""
+    monkeypatch.setattr(fused, "PIECE", SMALL["hidden"] * 3 // 4)
     shape, tokens = llama.LlamaShape(**SMALL), fused.CHUNK + 200
     ids = torch.arange(tokens, device="cuda")[None] % shape.vocab
     where = torch.arange(tokens, device="cuda")

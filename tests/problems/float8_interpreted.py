@@ -75,6 +75,26 @@ def test_norm_gate_and_residual(tokens):
     assert relative_error(found, expected) < (1e-5 if tokens == 1 else HALF)
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 70])
+def test_some_columns_of_a_wider_weight(tokens):
+    values, scale = float8_linear.quantize(weight_of(64, 256))
+    x, residual = drawn(tokens, 256), drawn(tokens, 64, seed=5)
+    for at, end in ((0, 128), (128, 192)):
+        found = call(x[:, at:end], values[:, at:end], scale, residual=residual)
+        assert relative_error(found, truth(x[:, at:end], values[:, at:end], scale) + residual.double()) < HALF
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_row_of_weights_that_is_not_finite_gives_nan(value):
+    weight = weight_of(32, 256)
+    weight[5, 9] = value
+    for tokens in (1, 2, 65):
+        found = call(drawn(tokens, 256), *float8_linear.quantize(weight))
+        assert found[:, 5].isnan().all()
+        assert found[:, torch.arange(32) != 5].isfinite().all()
+
+
 def test_bf16_weights():
     x, weight = drawn(1, 1024), weight_of(64, 1024)
     assert relative_error(call(x, *float8_linear.keep(weight)), x.double() @ weight.double().T) < 1e-5
@@ -144,6 +164,7 @@ def test_fused_prefill_then_decode_is_the_model():
 
 def test_fused_prompt_in_chunks(monkeypatch):
     monkeypatch.setattr(fused_block, "CHUNK", 8)
+    monkeypatch.setattr(fused_block, "PIECE", 192)  # of 256: the last piece is narrower
     tokens, where = tokens_of(1, 21), torch.arange(21)
     assert relative_error(fused()(tokens, where), reference(tokens, where)) < 5 * HALF
 
