@@ -38,6 +38,11 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     external: Any = msgspec.field(default=None, name="External id")
     sequence: Any = msgspec.field(default=None, name="Sequence number")
     forward_thread: Any = msgspec.field(default=None, name="Fwd thread id")
+    collective: Any = msgspec.field(default=None, name="Collective name")
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    group_sequence: Any = msgspec.field(default=None, name="Seq")
 
 
 NO_ARGS = Args()

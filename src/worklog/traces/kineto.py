@@ -20,6 +20,8 @@ from worklog.traces.schema import Trace
 
 DEVICE_WORK = {"kernel": schema.COMPUTE, "gpu_memcpy": schema.COPY, "gpu_memset": schema.MEMSET}
 CALLS = ("cuda_runtime", "cuda_driver")
+COMMUNICATES = "record_param_comms"
+"""The operator that torch.distributed's NCCL backend opens around each of its calls."""
 OPERATOR = re.compile(r"\w+::\w")
 FRAMES = {"user_annotation": schema.ANNOTATION, "python_function": schema.PYTHON, "cpu_op": schema.OPERATOR}
 
@@ -80,7 +82,36 @@ def _tables(file: Path, events: Sequence[Event], rank: Any = None) -> Trace:
     frames = _frames([event for event in events if event.cat in FRAMES], threads)
     stacks = bool((frames["kind"] == schema.PYTHON).any() or (frames["kind"] == schema.MODULE).any())
     return Trace(
-        file, "torch.profiler", None, activities, calls, frames, stacks, rank if isinstance(rank, int) else None
+        file=file,
+        tool="torch.profiler",
+        tool_version=None,
+        activities=activities,
+        calls=calls,
+        frames=frames,
+        stacks=stacks,
+        rank=rank if isinstance(rank, int) else None,
+        collectives=_collectives(events, work, np.flatnonzero(activities["kind"] == schema.COMMUNICATION)),
+    )
+
+
+def _collectives(events: Sequence[Event], work: Sequence[Event], rows: Any) -> pd.DataFrame:
+    """Kernels below a record_param_comms, whose arguments say more than the copy of them that kernels carry.
+
+    Names of arguments: kineto's output_json.cpp and torch's profiler/util.h; Seq is of newer versions of torch.
+    """
+    asked = {_integer(event.args.external): event.args for event in events if event.name == COMMUNICATES}
+    asked.pop(-1, None)
+    every = [(row, asked.get(_integer(work[row].args.external), work[row].args)) for row in rows]
+    known = [(row, args) for row, args in every if args.collective is not None]
+    groups = [f"{'' if args.group is None else args.group} {args.group_ranks or ''}".strip() for _, args in known]
+    codes = np.arange(len(known))
+    return schema.frame(
+        schema.COLLECTIVE,
+        activity=[row for row, _ in known],
+        group=schema.categories(codes, groups),
+        name=schema.categories(codes, [str(args.collective) for _, args in known]),
+        sequence=[_integer(args.group_sequence) for _, args in known],
+        size=[_integer(args.group_size) for _, args in known],
     )
 
 

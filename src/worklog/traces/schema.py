@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -62,6 +62,17 @@ FRAME = {
     "forward_thread": "int64",
 }
 """What the host's threads were in. `sequence` and `forward_thread` join an autograd operator to its forward one."""
+COLLECTIVE = {
+    "activity": "int64",
+    "group": "category",
+    "name": "category",
+    "sequence": "int64",
+    "size": "int64",
+}
+"""What is known of communication kernels beside their names: `activity` is the kernel's row; `group`, a process group,
+and `sequence`, the number of the call in it, are the same on every rank; `size` is the number of ranks in the group."""
+
+NO_NAMES = pd.Categorical([], categories=pd.Index([], dtype=object))
 
 _API = r"(cu|cuda|hip)"
 _CALLS = (
@@ -98,6 +109,8 @@ class Trace:
     """Python stacks were recorded, which slows the host several times."""
     rank: int | None = None
     """Of a distributed run, where the trace says it."""
+    collectives: pd.DataFrame = field(default_factory=lambda: frame(COLLECTIVE, group=NO_NAMES, name=NO_NAMES))
+    """Of the communication kernels that the trace tells more of; nsys tells nothing."""
 
     @cached_property
     def ranges(self) -> pd.DataFrame:
