@@ -92,6 +92,13 @@ def _variants() -> Iterator[Variant]:
                 options={"quantize": "weight_only", "mode": mode, "prefill": mode == "eager"},
             )
     yield Variant(
+        slug="torchao_0_18_0_own_flags",
+        summary="float8 weight-only of torchao 0.18.0, CUDA graphs, with all the inductor flags that quantize_ sets",
+        needs={"torchao": "0.18.0"},
+        devices=cuda,
+        options={"quantize": "weight_only", "mode": "cudagraph", "own_flags": True},
+    )
+    yield Variant(
         slug="torchao_0_18_0_dynamic",
         summary="float8 weights and activations of torchao 0.18.0, CUDA graphs: another numeric contract",
         needs={"torchao": "0.18.0"},
@@ -199,7 +206,8 @@ def dequantized(name: str, weight: Tensor) -> Tensor:
 
 
 def quantize(model: nn.Module, variant: Variant) -> nn.Module:
-    """Swap the model's linears in place, as the variant says. quantize_'s own global flags are left off: see build."""
+    """Swap the model's linears in place, as the variant says. quantize_'s own global flags are left off (build sets the
+    one that matters) but for the variant that is about them."""
     how = variant.options.get("quantize")
     if how in ("weight_only", "dynamic"):
         from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, Float8WeightOnlyConfig, quantize_
@@ -213,7 +221,8 @@ def quantize(model: nn.Module, variant: Variant) -> nn.Module:
 
             quantize_(model, Float8DynamicActivationFloat8WeightConfig(granularity=PerRow(), set_inductor_config=False))
         else:
-            quantize_(model, Float8WeightOnlyConfig(set_inductor_config=False))
+            own_flags = variant.options.get("own_flags", False)
+            quantize_(model, Float8WeightOnlyConfig(set_inductor_config=own_flags))
     elif how == "linears":
         from float8_linear import swap_linears
 
