@@ -142,7 +142,7 @@ class ConditionalUnet1D(nn.Module):
     def forward(self, sample: Tensor, timestep: Tensor | float, global_cond: Tensor) -> Tensor:
         """Actions [B, T, action_dim], step [B], [] or a number, condition [B, cond_dim] -> noise [B, T, action_dim].
 
-        A number costs a copy from host to device, as in the authors' code; pass a tensor to avoid it.
+        A number, or a tensor on the host, costs a copy to the device, as in the authors' code.
         """
         cond = torch.cat((self.step_features(timestep, sample), global_cond), dim=-1)
         x = sample.moveaxis(-1, -2)
@@ -160,10 +160,9 @@ class ConditionalUnet1D(nn.Module):
 
     def step_features(self, timestep: Tensor | float, sample: Tensor) -> Tensor:
         """The part of the condition that changes from step to step, [B, step_dim]."""
-        if not isinstance(timestep, Tensor):
-            timestep = torch.tensor(timestep, device=sample.device)
+        timesteps = torch.as_tensor(timestep, device=sample.device).reshape(-1).expand(sample.shape[0])
         embedding, *layers = self.diffusion_step_encoder
-        x: Tensor = embedding(timestep.reshape(-1).expand(sample.shape[0]), sample.dtype)
+        x: Tensor = embedding(timesteps, sample.dtype)
         for layer in layers:
             x = layer(x)
         return x
@@ -253,12 +252,12 @@ def denoise(sample: Tensor, prediction: Tensor, noise: Tensor, row: Tensor) -> T
 
 
 def sample_actions(model: Any, noise: Tensor, global_cond: Tensor, coefficients: Tensor) -> Tensor:
-    """All steps, last timestep first, without a host synchronisation: [B, T, action_dim].
+    """All steps, last timestep first, [B, T, action_dim]; on CUDA nothing in it waits for the device.
 
     noise [steps + 1, B, T, action_dim]: the start, then each step's fresh noise. model: called as ConditionalUnet1D.
-    coefficients [steps, 5]: of ddpm_coefficients, on the device.
+    coefficients [steps, 5]: of ddpm_coefficients. On the host, they put the timesteps there too: a copy each step.
     """
-    timesteps = torch.arange(len(coefficients), device=noise.device)
+    timesteps = torch.arange(len(coefficients), device=coefficients.device)
     x = noise[0]
     for fresh, timestep in zip(noise[1:], reversed(range(len(coefficients))), strict=True):
         x = denoise(x, model(x, timesteps[timestep], global_cond), fresh, coefficients[timestep])
