@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from worklog.problem import ProblemError
+from worklog.traces.pickled import BEGINNING
 
 Kind = Literal["nsys", "kineto", "memory", "ncu"]
 GZIP = b"\x1f\x8b"
@@ -53,6 +54,8 @@ def kind(file: Path) -> Kind:
         return "nsys"
     if file.name.removesuffix(".gz").endswith(".ncu-rep"):
         return "ncu"
+    if head.startswith(BEGINNING):
+        return "memory"
     if head.lstrip().startswith(b"{"):
         found = _marked(head) or _marked(content(file))
         if found is not None:
@@ -63,7 +66,7 @@ def kind(file: Path) -> Kind:
     what = "gzip file" if packed else "file"
     raise ProblemError(
         f"{file}: is no trace; this {what} holds neither an nsys SQLite export, torch.profiler's JSON, an ncu report "
-        "nor a memory snapshot in JSON."
+        "nor a memory snapshot."
     )
 
 

@@ -2,10 +2,14 @@
 
 Layout: https://pytorch.org/docs/stable/torch_cuda_memory.html#snapshot-api-reference. Sizes are those that the program
 asked for; the allocator rounds them up (to 512 bytes, or to a block that it does not split).
+
+A pickle may come from anywhere: what many events share in it is looked at once, or reading could take far longer than
+its length suggests.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,64 +18,129 @@ import msgspec
 
 from worklog.problem import ProblemError
 from worklog.traces.files import content
+from worklog.traces.pickled import BEGINNING, NotPlainError, plain
 
 POINTS = 400
 FRAMES = 6
+PLACE = 400
+"""Letters of a frame that are kept."""
 Block = tuple[int, tuple[str, ...]]
 """Bytes, frames."""
 
 
+class Frame(msgspec.Struct):
+    filename: str = ""
+    line: int = 0
+    name: str = ""
+
+
+class Event(msgspec.Struct):
+    action: str
+    addr: int = 0
+    size: int = 0
+    time_us: int | None = None
+    frames: Any = ()
+
+
+class Held(msgspec.Struct):
+    """A block of a segment."""
+
+    size: int
+    state: str
+    address: int | None = None
+    requested_size: int | None = None
+    frames: Any = ()
+
+
+class Segment(msgspec.Struct):
+    blocks: list[Held]
+    address: int = 0
+    device: int | None = None
+
+
+class Snapshot(msgspec.Struct):
+    device_traces: list[Any]
+    segments: list[Any]
+
+
 def read(file: Path) -> dict[str, Any]:
-    """Allocated bytes over a snapshot's history (.json or .json.gz).
+    """Allocated bytes over a snapshot's history: the pickle of torch.cuda.memory._dump_snapshot, or the same as JSON.
 
     A block counts from its allocation to the program's request to free it, as torch.cuda.memory_allocated() does.
     Keys: device (the one with most events), baseline_bytes (allocated when the history began), peak_bytes, timeline
     [[microseconds since the first event, allocated bytes], ...] with at most 400 points among which every extreme of
     its stretch of events is kept, largest [{bytes, count, frames}] of the blocks alive at the (first) peak, grouped by
     stack, most bytes first; their bytes sum to peak_bytes. frames are at most six Python lines "file:line function",
-    innermost first, and [] for blocks from before the history. Raises ProblemError if it is no snapshot.
+    innermost first, and [] for blocks from before the history. Raises ProblemError if it is no snapshot, or a pickle
+    that holds more than plain data, of which nothing is run.
     """
     raw = content(file)
     try:
-        taken = msgspec.json.decode(raw)
-        return _read(taken["device_traces"], taken["segments"])
-    except (msgspec.MsgspecError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ProblemError(f"{file}: is no snapshot of torch's allocator ({error!r}).") from error
-
-
-def _read(histories: Sequence[Sequence[dict[str, Any]]], segments: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    device = max(range(len(histories)), key=lambda at: len(histories[at]), default=0)
-    events = [e for e in (histories[device] if histories else []) if e["action"] in ("alloc", "free_requested")]
-    before = _before(events, [s for s in segments if s.get("device", device) == device])
-    baseline = sum(size for size, _ in before.values())
-    first = events[0].get("time_us", 0) if events else 0
-    alive, allocated = dict(before), baseline
-    peak, at_peak = baseline, dict(before)
-    curve = [(0, baseline)]
-    rising = False
-    for index, event in enumerate(events):
-        if event["action"] == "alloc":
-            allocated += event["size"] - alive.get(event["addr"], (0, ()))[0]
-            alive[event["addr"]] = (event["size"], _frames(event.get("frames", [])))
-            if allocated > peak:
-                peak, rising = allocated, True
+        if raw.startswith(BEGINNING):
+            taken = msgspec.convert(plain(raw), Snapshot)
         else:
-            if rising:
-                at_peak, rising = dict(alive), False
-            allocated -= alive.pop(event["addr"])[0]
-        curve.append((event["time_us"] - first if "time_us" in event else index, allocated))
-    if rising:
-        at_peak = alive
+            taken = msgspec.json.decode(raw, type=Snapshot)
+        return _read(taken, len(raw))
+    except NotPlainError as error:
+        raise ProblemError(f"{file}: this pickle {error}, so it is no snapshot of torch's allocator.") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProblemError(f"{file}: is no snapshot of torch's allocator ({error}).") from error
+
+
+def _read(taken: Snapshot, written: int) -> dict[str, Any]:
+    """`written`: bytes of the file."""
+    histories = taken.device_traces
+    lengths = [len(history) if isinstance(history, list) else 0 for history in histories]
+    device = max(range(len(histories)), key=lengths.__getitem__, default=0)
+    history = msgspec.convert(histories[device] if histories else [], list[Event])
+    events = [event for event in history if event.action in ("alloc", "free_requested")]
+    frames = Frames()
+    before = _before(events, _blocks(taken.segments, device, written), frames)
+    baseline = sum(size for size, _ in before.values())
+    first = (events[0].time_us or 0) if events else 0
+    alive, allocated = {address: size for address, (size, _) in before.items()}, baseline
+    curve = [(0, baseline)]
+    for index, event in enumerate(events):
+        allocated -= alive.pop(event.addr, 0)
+        if event.action == "alloc":
+            allocated += event.size
+            alive[event.addr] = event.size
+        curve.append((index if event.time_us is None else event.time_us - first, allocated))
+    at_peak = max(range(len(curve)), key=lambda at: curve[at][1])
     return {
         "device": device,
         "baseline_bytes": baseline,
-        "peak_bytes": peak,
+        "peak_bytes": curve[at_peak][1],
         "timeline": [list(point) for point in reduce(curve)],
-        "largest": _grouped(list(at_peak.values())),
+        "largest": _grouped(_alive(events[:at_peak], before, frames)),
     }
 
 
-def _before(events: Sequence[dict[str, Any]], segments: Sequence[dict[str, Any]]) -> dict[int, Block]:
+def _alive(events: Sequence[Event], before: dict[int, Block], frames: Frames) -> list[Block]:
+    """The blocks that are there after these events."""
+    alive = dict(before)
+    for event in events:
+        alive.pop(event.addr, None)
+        if event.action == "alloc":
+            alive[event.addr] = (event.size, frames.of(event.frames))
+    return list(alive.values())
+
+
+def _blocks(segments: Sequence[Any], device: int, written: int) -> list[tuple[int, Held]]:
+    """Each block of the device with its address."""
+    held = sum(len(s["blocks"]) for s in segments if isinstance(s, dict) and isinstance(s.get("blocks"), list))
+    if held > written:
+        raise NotPlainError("holds more blocks than it has bytes")
+    found = []
+    for segment in msgspec.convert(segments, list[Segment]):
+        at = segment.address
+        for block in segment.blocks if segment.device in (device, None) else ():
+            found.append((at if block.address is None else block.address, block))
+            at = found[-1][0] + block.size
+    return found
+
+
+def _before(events: Sequence[Event], held: Sequence[tuple[int, Held]], frames: Frames) -> dict[int, Block]:
     """Blocks that were there when the history began: those it frees without allocating them, and those that are left.
 
     A freed one is known by its size alone.
@@ -79,26 +148,39 @@ def _before(events: Sequence[dict[str, Any]], segments: Sequence[dict[str, Any]]
     made: set[int] = set()
     found: dict[int, Block] = {}
     for event in events:
-        if event["action"] == "alloc":
-            made.add(event["addr"])
-        elif event["addr"] in made:
-            made.remove(event["addr"])
+        if event.action == "alloc":
+            made.add(event.addr)
+        elif event.addr in made:
+            made.remove(event.addr)
         else:
-            found[event["addr"]] = (event["size"], ())
-    for segment in segments:
-        at = segment.get("address", 0)
-        for block in segment["blocks"]:
-            address = block.get("address", at)
-            if block["state"] == "active_allocated" and address not in made:
-                size = block.get("requested_size", block["size"])
-                found[address] = (size, _frames(block.get("frames", [])))
-            at = address + block["size"]
+            found[event.addr] = (event.size, ())
+    for address, block in held:
+        if block.state == "active_allocated" and address not in made:
+            size = block.size if block.requested_size is None else block.requested_size
+            found[address] = (size, frames.of(block.frames))
     return found
 
 
-def _frames(frames: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    python = [frame for frame in frames if frame["filename"].endswith(".py")]
-    return tuple(f"{frame['filename']}:{frame['line']} {frame['name']}" for frame in python[:FRAMES])
+class Frames:
+    """Stacks as texts. Events of a pickle share their stacks, and stacks their frames: each is read once."""
+
+    def __init__(self) -> None:
+        self.stacks: dict[int, tuple[str, ...]] = {}
+        self.places: dict[int, str | None] = {}
+
+    def of(self, stack: Any) -> tuple[str, ...]:
+        if (known := self.stacks.get(id(stack))) is None:
+            frames = msgspec.convert(stack, list[Any])
+            python = (place for place in map(self.place, frames) if place is not None)
+            known = self.stacks[id(stack)] = tuple(itertools.islice(python, FRAMES))
+        return known
+
+    def place(self, frame: Any) -> str | None:
+        if id(frame) not in self.places:
+            read = msgspec.convert(frame, Frame)
+            python = read.filename.endswith(".py")
+            self.places[id(frame)] = f"{read.filename}:{read.line} {read.name}"[:PLACE] if python else None
+        return self.places[id(frame)]
 
 
 def _grouped(blocks: Sequence[Block]) -> list[dict[str, Any]]:
