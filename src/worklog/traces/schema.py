@@ -95,6 +95,8 @@ class Selection:
     called: Any
     """Mask over calls."""
     windows: dict[int, Intervals]
+    spans: pd.DataFrame
+    """Of each device and occurrence of the range: start and end of what was launched, before overlap makes them one."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,7 @@ class Trace:
             launched,
             called,
             {int(device): Intervals.union(own["start"], own["end"]) for device, own in spans.groupby("device")},
+            spans,
         )
 
     def _occurrence(self, name: str) -> Any:
@@ -176,7 +179,7 @@ class Trace:
         process, start = self.calls["process"].to_numpy(), self.calls["start_ns"].to_numpy()
         base = 0
         for owner, own in mine.groupby("process"):
-            times = Intervals.union(own["start_ns"], own["end_ns"] + 1)  # a call at the very end is inside
+            times = Intervals.apart(own["start_ns"], own["end_ns"] + 1)  # a call at the very end is inside
             at = np.searchsorted(times.start, start, side="right") - 1
             ends = np.concatenate((times.end, [np.iinfo(np.int64).min]))
             found = np.where((process == owner) & (start < ends[at]) & (at >= 0), base + at, found)
