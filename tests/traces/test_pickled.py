@@ -122,9 +122,9 @@ def persistent() -> bytes:
     return out.getvalue()
 
 
-def doubled(levels: int, close: bytes) -> bytes:
-    """A value of which each level holds the one below twice."""
-    return b"\x80\x04)\x94" + b"".join(b"h" + bytes([n]) + b"h" + bytes([n]) + close + b"\x94" for n in range(levels))
+def doubled(levels: int) -> bytes:
+    """Puts on the stack a tuple of which each level holds the one below twice."""
+    return b")\x94" + b"".join(b"h" + bytes([n]) + b"\x86\x94" for n in range(levels))
 
 
 HOSTILE = {
@@ -143,11 +143,10 @@ HOSTILE = {
     "a memo of 2**32 places": b"\x80\x02}r\xfe\xff\xff\xff.",
     "a text longer than the file": b"\x80\x04\x8d" + struct.pack("<Q", 2**62) + b"x.",
     "an integer longer than the file": b"\x80\x02\x8b" + struct.pack("<i", 2**30) + b"x.",
-    "a key whose hash takes 2**60 steps": b"\x80\x04}" + doubled(60, b"\x86")[2:] + b"N0s.",
-    "a key made of tuples": b"\x80\x04}" + doubled(60, b"\x86")[2:] + b"Ns.",
-    "an address made of tuples": b"\x80\x04}(\x8c\x0ddevice_traces](}(\x8c\x06action\x8c\x05alloc\x8c\x04addr"
-    + doubled(60, b"\x86")[2:]
-    + b"ueu.",
+    "a key whose hash takes 2**60 steps": b"\x80\x04}" + doubled(60) + b"Ns.",
+    "an address whose hash takes 2**60 steps": b"\x80\x04"
+    + doubled(60)
+    + b"}(\x8c\x08segments]\x8c\x0ddevice_traces]]}(\x8c\x06action\x8c\x05alloc\x8c\x04addrh\x3cuaau.",
     "a hundred thousand levels": b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".",
     "nothing": b"\x80\x04.",
     "cut off": pickle.dumps(VALUES)[:-9],
