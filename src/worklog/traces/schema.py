@@ -99,7 +99,7 @@ class Selection:
     """Of each device and occurrence of the range: start and end of what was launched, before overlap makes them one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trace:
     file: Path
     tool: Literal["nsys", "torch.profiler"]

@@ -1,0 +1,178 @@
+"""Where in the source a call was made: frames against a slow search, places by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from hand_made import trace
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worklog.analysis.context import contexts, place
+from worklog.analysis.nesting import ROUNDING_NS, compress, levels, nest
+from worklog.traces import schema
+from worklog.traces.schema import ANNOTATION, FRAME, LAUNCH, MODULE, OPERATOR, PYTHON, SPAN, Trace
+
+Frame = tuple[int, int, int, int, str, int, int]
+"""start, end, thread, kind, name, sequence, forward_thread"""
+
+
+def frames(rows: Sequence[Frame]) -> pd.DataFrame:
+    columns = list(zip(*rows, strict=True)) if rows else [[]] * 7
+    names = ("start_ns", "end_ns", "thread", "kind", "name", "sequence", "forward_thread")
+    values = dict(zip(names, columns, strict=True)) | {"process": np.zeros(len(rows), np.int64)}
+    values["name"] = schema.categories(np.arange(len(rows)), list(values["name"]))
+    return schema.frame(FRAME, **values)
+
+
+def with_frames(t: Trace, rows: Sequence[Frame]) -> Trace:
+    return dataclasses.replace(t, frames=frames(rows))
+
+
+def plain(start: int, end: int, kind: int, name: str, thread: int = 0) -> Frame:
+    return start, end, thread, kind, name, -1, -1
+
+
+FORWARD = [
+    plain(0, 1000, PYTHON, "train.py(30): main"),
+    plain(10, 900, ANNOTATION, "ProfilerStep#4"),
+    plain(100, 300, MODULE, "nn.Module: Net_0"),
+    plain(105, 299, PYTHON, "torch/nn/modules/module.py(1782): _call_impl"),
+    plain(110, 298, PYTHON, "net.py(16): forward"),
+    plain(120, 200, MODULE, "nn.Module: Linear_7"),
+    plain(125, 199, PYTHON, "<built-in function linear>"),
+    (130, 160, 0, OPERATOR, "aten::linear", 4, 0),
+    (131, 140, 0, OPERATOR, "aten::t", 4, 0),
+    (141, 159, 0, OPERATOR, "aten::addmm", 5, 0),
+]
+BACKWARD = [
+    (500, 600, 9, OPERATOR, "autograd::engine::evaluate_function: AddmmBackward0", 5, 1),
+    (510, 590, 9, OPERATOR, "AddmmBackward0", 5, 1),
+    (520, 530, 9, OPERATOR, "aten::mm", -1, -1),
+    (610, 620, 9, OPERATOR, "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", -1, 1),
+]
+
+
+def launching(*at: tuple[int, int]) -> Trace:
+    """A call of 2 ns for each (start, thread)."""
+    calls = [(start, start + 2, LAUNCH) for start, _ in at]
+    return with_frames(trace([], calls, thread=[thread for _, thread in at]), [*FORWARD, *BACKWARD])
+
+
+def test_place_names_module_line_and_outermost_operator() -> None:
+    assert place(launching((145, 0)), [0]) == ["Net.Linear, net.py:16 forward, aten::linear"]
+    assert place(launching((250, 0)), [0]) == ["Net, net.py:16 forward"]
+    assert place(launching((400, 0)), [0]) == ["train.py:30 main"]
+    assert place(launching((1200, 0)), [0]) == []  # after all frames
+    assert place(launching((145, 3)), [0]) == []  # another thread
+
+
+def test_place_of_backward_work_is_that_of_its_forward_operator() -> None:
+    t = launching((525, 9), (615, 9))
+    assert place(t, [0]) == ["Net.Linear, net.py:16 forward, AddmmBackward0 (backward)"]
+    assert place(t, [1]) == ["torch::autograd::AccumulateGrad (backward)"]
+    assert contexts(t).backward == (1, 1)  # AccumulateGrad has no forward operator
+
+
+def test_places_by_frequency_or_by_cost_and_no_more_than_asked_for() -> None:
+    t = launching((250, 0), (145, 0), (150, 0), (400, 0))
+    linear, net, main = "Net.Linear, net.py:16 forward, aten::linear", "Net, net.py:16 forward", "train.py:30 main"
+    assert place(t, [0, 1, 2, 3]) == [linear, net, main]
+    assert place(t, np.array([3, 0, 1, 2]), limit=2, cost=[5, 7, 3, 3]) == [net, linear]
+    assert place(t, []) == []
+    assert place(trace([], [(0, 1, LAUNCH)]), [0]) == []
+
+
+def test_ranges_of_emit_nvtx_are_operators_and_join_their_forward_ones() -> None:
+    rows = [
+        plain(0, 100, ANNOTATION, "step"),
+        plain(10, 40, ANNOTATION, "layer0"),
+        plain(12, 20, ANNOTATION, "aten::addmm, seq = 12, op_id = 5, sizes = [[8], [8, 64], [64, 8]]"),
+        plain(50, 60, ANNOTATION, "AddmmBackward0, seq = 12, op_id = 9, sizes = [[8, 8]], input_op_ids = [(5,0)]"),
+        plain(52, 58, ANNOTATION, "aten::mm, op_id = 10, sizes = [[8, 8], [8, 64]]"),
+    ]
+    t = with_frames(trace([], [(15, 16, LAUNCH), (55, 56, LAUNCH)]), rows)
+    assert place(t, [0]) == ["layer0, aten::addmm"]
+    assert place(t, [1]) == ["layer0, AddmmBackward0 (backward)"]
+
+
+def test_a_range_that_overlaps_python_frames_lies_beside_them() -> None:
+    """torch.profiler opens ProfilerStep#4 inside one call of `step` and closes it inside the next one."""
+    rows = [
+        plain(0, 1000, PYTHON, "train.py(30): main"),
+        plain(100, 120, PYTHON, "loop.py(5): step"),
+        plain(110, 510, ANNOTATION, "ProfilerStep#4"),
+        plain(500, 520, PYTHON, "loop.py(5): step"),
+        plain(515, 900, ANNOTATION, "ProfilerStep#5"),
+        plain(600, 700, PYTHON, "model.py(1): run"),
+    ]
+    nesting = nest(frames(rows))
+    assert nesting.row.tolist() == [0, 1, 2, 3, 4, 5]
+    assert nesting.parent.tolist() == [-1, 0, 0, 0, 0, 4]
+    assert nesting.around(np.array([0, 0]), np.array([650, 450]), np.array([660, 450])).tolist() == [5, 2]
+
+
+def test_rounding_does_not_put_an_operator_beside_the_one_that_called_it() -> None:
+    rows = [plain(2000, 32000, OPERATOR, "aten::linear"), plain(3001, 32002, OPERATOR, "aten::addmm")]
+    assert nest(frames(rows)).parent.tolist() == [-1, 0]
+    coarse = [plain(2000, 32000, OPERATOR, "aten::linear"), plain(3000, 33000, OPERATOR, "aten::addmm")]
+    assert nest(frames(coarse)).parent.tolist() == [-1, 0]  # whole microseconds
+    beside = [plain(2000, 32000, OPERATOR, "aten::linear"), plain(3001, 32003, OPERATOR, "aten::addmm")]
+    assert nest(frames(beside)).parent.tolist() == [-1, -1]
+
+
+@st.composite
+def random_frames(draw: st.DrawFn) -> list[Frame]:
+    times, kinds = st.integers(0, 40), st.sampled_from((ANNOTATION, MODULE, PYTHON, OPERATOR, SPAN))
+    rows = draw(st.lists(st.tuples(times, times, st.integers(-1, 1), kinds), max_size=14))
+    return [(start, end, thread, kind, f"frame_{at}", -1, -1) for at, (start, end, thread, kind) in enumerate(rows)]
+
+
+def enclosing(rows: list[Any], before: int, thread: int, start: int, end: int) -> int:
+    """The definition, one by one: of those before, the last that is open at `start` and until `end`."""
+    fit = [
+        at
+        for at, (s, e, own, *_) in enumerate(rows[:before])
+        if own == thread and s <= start < e and e >= end - ROUNDING_NS
+    ]
+    return fit[-1] if fit else -1
+
+
+@settings(max_examples=300, deadline=None)
+@given(random_frames(), st.lists(st.tuples(st.integers(-1, 1), st.integers(0, 40), st.integers(0, 10)), max_size=5))
+def test_nesting_is_the_definition_whatever_the_frames(rows: list[Frame], asked: list[Any]) -> None:
+    nesting = nest(frames(rows))
+    order = [at for at, row in enumerate(rows) if row[2] >= 0 and row[3] != SPAN]
+    order.sort(key=lambda at: (rows[at][2], rows[at][0], -rows[at][1], rows[at][3]))
+    assert nesting.row.tolist() == order
+    ordered = [rows[at] for at in order]
+    coarse = all(time % 1000 == 0 for row in ordered for time in row[:2])
+    if not coarse:
+        for at, (start, end, thread, *_) in enumerate(ordered):
+            assert nesting.parent[at] == enclosing(ordered, at, thread, start, end)
+        columns = np.array(asked, np.int64).reshape(-1, 3).T
+        found = nesting.around(columns[0], columns[1], columns[1] + columns[2])
+        for at, (thread, start, length) in enumerate(asked):
+            begun = sum((row[2], row[0]) <= (thread, start) for row in ordered)
+            assert found[at] == enclosing(ordered, begun, thread, start, start + length)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(-1, 30), max_size=30), st.lists(st.booleans(), min_size=30, max_size=30))
+def test_ancestors_and_depths(raw: list[int], keep: list[bool]) -> None:
+    parent = np.array([min(above, at - 1) for at, above in enumerate(raw)], np.int64)
+
+    def ancestors(at: int) -> list[int]:
+        above = int(parent[at])
+        return [] if above < 0 else [above, *ancestors(above)]
+
+    mask = np.array(keep[: len(parent)], bool)
+    expected = [next((a for a in ancestors(at) if mask[a]), -1) for at in range(len(parent))]
+    assert compress(parent, mask).tolist() == expected
+    by_depth = [rows.tolist() for rows in levels(parent, np.ones(len(parent), bool))]
+    assert sorted(at for rows in by_depth for at in rows) == list(range(len(parent)))
+    assert all(len(ancestors(at)) == depth for depth, rows in enumerate(by_depth) for at in rows)
