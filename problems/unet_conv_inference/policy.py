@@ -1,0 +1,272 @@
+"""Diffusion policy on Push-T, from the simulator's picture to its next actions, with the time of each part.
+
+    python problems/unet_conv_inference/policy.py --mode policy --episodes 1
+    python problems/unet_conv_inference/policy.py --mode inference --evals 100 --variant eager --variant compile
+
+The weights are random, so the policy plays badly; what takes how long does not depend on them.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from worklog import problem
+from worklog.problem import Case, ProblemError, Variant
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+OBSERVATIONS = 2  # pictures and positions that the condition is made of
+ACTIONS = 8  # of the predicted actions, so many are carried out before the next prediction
+EPISODE_STEPS = 200
+FIELD = 512  # Push-T's side in its own units
+PARTS = ("simulation", "vision", "U-Net", "denoising")
+
+
+def part_cases(config: Any) -> list[Case]:
+    """What the policy does besides the U-Net, one case each: the vision encoder, one denoising update, and the steps of
+    the simulation between two predictions, which needs gym-pusht: without it there is no such case."""
+    import torch
+
+    from worklog.workloads import resnet18, unet1d
+
+    generator = torch.Generator().manual_seed(config.seed)
+    images = torch.rand(OBSERVATIONS, 3, 96, 96, generator=generator).to(config.device)
+    vision = resnet18.build(config.seed, device=config.device)
+    size = (3, config.batch, config.horizon, config.action_dim)
+    sample, prediction, noise = torch.randn(size, generator=generator).to(config.device)
+    row = unet1d.ddpm_coefficients(config.steps, device=config.device)[config.steps // 2]
+    settings = {"limit": 3e-3, "repeat": config.repeat, "samples": config.samples}
+
+    def vision_reference() -> Tensor:
+        return resnet18.build(config.seed, torch.float64, config.device)(images.double())
+
+    def denoise_reference() -> Tensor:
+        return unet1d.denoise(sample.double(), prediction.double(), noise.double(), row.double())
+
+    parts = [
+        Case(name="vision", run=lambda: vision(images), reference=vision_reference, **settings),
+        Case(
+            name="denoise",
+            run=lambda: unet1d.denoise(sample, prediction, noise, row),
+            reference=denoise_reference,
+            **settings,
+        ),
+    ]
+    if missing() is None:
+        world = PushT(config.seed)
+        targets = torch.rand(ACTIONS, 2, generator=generator).numpy() * FIELD
+
+        def simulate() -> Tensor:
+            world.play(targets)
+            return torch.tensor(world.reward)
+
+        parts.append(Case(name="simulation", run=simulate, samples=config.samples))
+    return parts
+
+
+def missing() -> str | None:
+    """Why Push-T cannot be simulated here, in one sentence; None: it can."""
+    os.environ["PYGAME_HIDE_SUPPORT_PROMPT"] = "1"  # pygame prints a greeting to stdout
+    try:
+        import gym_pusht  # noqa: F401
+    except ImportError as error:
+        return (
+            f"Push-T cannot be simulated here ({error}): it needs gym-pusht, which ./scripts/repro unet_conv_inference "
+            "installs; --mode inference works without."
+        )
+    return None
+
+
+class PushT:
+    """One episode after another of gym-pusht, and the last observations."""
+
+    def __init__(self, seed: int) -> None:
+        import gym_pusht  # noqa: F401  (registers the environment)
+        import gymnasium
+
+        self.world = gymnasium.make("gym_pusht/PushT-v0", obs_type="pixels_agent_pos")
+        self.seed = seed
+        self.restart()
+
+    def restart(self) -> None:
+        seen, _ = self.world.reset(seed=self.seed)
+        self.seen = collections.deque([seen] * OBSERVATIONS, maxlen=OBSERVATIONS)
+        self.steps, self.reward, self.done = 0, 0.0, False
+
+    def play(self, targets: np.ndarray) -> None:
+        """Carry out actions [n, 2], positions to move to in Push-T's units; a new episode begins where one ended."""
+        for target in targets:
+            if self.done:
+                self.restart()
+            seen, reward, terminated, truncated, _ = self.world.step(target)
+            self.seen.append(seen)
+            self.steps += 1
+            self.reward = max(self.reward, float(reward))
+            self.done = terminated or truncated or self.steps >= EPISODE_STEPS
+
+
+class Clock:
+    """Seconds by part. A part ends when the device has done its work."""
+
+    def __init__(self, device: str) -> None:
+        self.cuda = device == "cuda"
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+
+    def __call__(self, part: str, work: Callable[..., Any], *args: Any) -> Any:
+        import torch
+
+        began = time.perf_counter()
+        result = work(*args)
+        if self.cuda:
+            torch.cuda.synchronize()
+        self.seconds[part] += time.perf_counter() - began
+        return result
+
+
+def predict(forward: Callable[..., Tensor], vision: Any, table: Tensor, seen: Any, clock: Clock) -> np.ndarray:
+    """The next actions [T, 2] in Push-T's units, from the last observations."""
+    import numpy as np
+    import torch
+
+    from worklog.workloads import unet1d
+
+    device = table.device
+    pictures = np.stack([one["pixels"] for one in seen]).transpose(0, 3, 1, 2)
+    positions = torch.tensor(np.stack([one["agent_pos"] for one in seen]) / (FIELD / 2) - 1, dtype=torch.float32)
+
+    def condition() -> Tensor:
+        features = vision(torch.from_numpy(pictures).to(device).float() / 255)
+        return torch.cat((features, positions.to(device)), dim=-1).reshape(1, -1)
+
+    cond = clock("vision", condition)
+    x = torch.randn(1, unet1d.HORIZON, 2, device=device)
+    timesteps = torch.arange(len(table), device=device)
+    for step in reversed(range(len(table))):
+        noise = clock("U-Net", forward, x, timesteps[step], cond)
+        x = clock("denoising", unet1d.denoise, x, noise, torch.randn_like(x), table[step])
+    actions: np.ndarray = ((x[0] + 1) * (FIELD / 2)).float().cpu().numpy()
+    return actions
+
+
+class Mode(enum.StrEnum):
+    inference = "inference"
+    policy = "policy"
+
+
+def main(
+    mode: Annotated[Mode, typer.Option(help="Forward passes alone, or whole episodes by part.")] = Mode.inference,
+    variant: Annotated[list[str] | None, typer.Option(help="As `worklog list` names them. Default: eager.")] = None,
+    config: Annotated[str | None, typer.Option(help="Default: the problem's first for this device.")] = None,
+    evals: Annotated[int, typer.Option(min=1, help="Forward passes of each variant.")] = 100,
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes of each variant.")] = 1,
+    predictions: Annotated[int | None, typer.Option(min=1, help="End an episode after so many.")] = None,
+) -> None:
+    """Time forward passes, or episodes of Push-T by part. Example: policy.py --mode policy --episodes 1"""
+    console = Console(stderr=True)
+    try:
+        here = problem.load(str(Path(__file__).parent))
+        if mode is Mode.policy and (reason := missing()):
+            raise ProblemError(reason)
+        run = {Mode.inference: inference, Mode.policy: play}[mode]
+        for slug in variant or ["eager"]:
+            run(here, here.variant(slug), config, console, evals if mode is Mode.inference else episodes, predictions)
+    except ProblemError as error:
+        console.print(f"policy.py: {error}", soft_wrap=True, highlight=False)
+        raise typer.Exit(2) from None
+
+
+def prepared(here: problem.Problem, variant: Variant, name: str | None) -> Any:
+    """The config to run with. Raises ProblemError where the variant does not run on its device."""
+    import torch
+
+    from worklog.child import unmet
+
+    config = here.config(name, "cuda" if torch.cuda.is_available() else "cpu")
+    if config.device not in variant.devices:
+        raise ProblemError(f"{variant.slug} runs on {' and '.join(variant.devices)} only; choose another --variant.")
+    if reason := unmet(variant, config):
+        raise ProblemError(f"{variant.slug} {reason}.")
+    return config
+
+
+def inference(
+    here: problem.Problem, variant: Variant, name: str | None, console: Console, evals: int, _: int | None
+) -> None:
+    """Mean time of `evals` steps, one after another: by the host's clock, from the first launch to the last result."""
+    import torch
+
+    from worklog.measure import timing
+
+    config = prepared(here, variant, name)
+    case = here.build(variant, config).cases[0]
+    with torch.inference_mode():
+        step = timing.prepare(case, config.device)
+        clock = Clock(config.device)
+        for _ in range(case.warmup):
+            step()
+
+        def passes() -> None:
+            for _ in track(range(evals), variant.slug, console=console):
+                step()
+
+        clock("U-Net", passes)
+    milliseconds = clock.seconds["U-Net"] / evals * 1e3
+    print(f"{variant.slug}: {evals} forward passes, {milliseconds:.3f} ms each, config {config.name}")
+
+
+def play(
+    here: problem.Problem, variant: Variant, name: str | None, console: Console, episodes: int, limit: int | None
+) -> None:
+    """Episodes with this variant's U-Net, and a table of where their time went."""
+    import torch
+
+    from worklog.workloads import resnet18, unet1d
+
+    if variant.options.get("dtype") or variant.options.get("graph") or variant.options.get("as_seed"):
+        raise ProblemError(f"policy mode calls the U-Net step by step in float32, which {variant.slug} is not for.")
+    config = prepared(here, variant, name)
+    torch.manual_seed(config.seed)
+    forward = here.module.compiled(here.module.network(variant, config), variant.options.get("compile"))
+    vision = resnet18.build(config.seed, device=config.device)
+    table = unet1d.ddpm_coefficients(config.steps, device=config.device)
+    world, clock, made = PushT(config.seed), Clock(config.device), 0
+    with torch.inference_mode():
+        predict(forward, vision, table, world.seen, Clock(config.device))  # compiles, allocates
+        most = min(limit or EPISODE_STEPS, -(-EPISODE_STEPS // ACTIONS))
+        for episode in range(episodes):
+            world.restart()
+            for _ in track(range(most), f"{variant.slug}, episode {episode + 1}", console=console):
+                actions = predict(forward, vision, table, world.seen, clock)
+                clock("simulation", world.play, actions[OBSERVATIONS - 1 :][:ACTIONS])
+                made += 1
+                if world.done:
+                    break
+    show(variant.slug, clock.seconds, made, config)
+
+
+def show(slug: str, seconds: dict[str, float], predictions: int, config: Any) -> None:
+    """Seconds and shares by part, and what the whole could gain if one part took no time (Amdahl's law)."""
+    total = sum(seconds.values())
+    table = Table(title=f"{slug}: {predictions} predictions of {config.steps} steps, config {config.name}")
+    for column in ("part", "seconds", "share", "all else equal, without it"):
+        table.add_column(column, justify="left" if column == "part" else "right")
+    for part, spent in seconds.items():
+        table.add_row(part, f"{spent:.3f}", f"{spent / total:.1%}", f"{total / (total - spent):.2f}x faster")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,334 @@
+"""Diffusion policy's 1-D U-Net reads 320 MB of weights a step; PyTorch takes many times longer than reading them takes.
+
+This file declares what is measured; WORKLOG.md tells what it means.
+
+    python problems/unet_conv_inference/repro.py               # the same run as: worklog repro unet_conv_inference
+    python problems/unet_conv_inference/repro.py --variant eager --variant graph
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from worklog.problem import Case, Config, Variant, Workload
+from worklog.record import Claim, Record
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+TITLE = "A 1-D U-Net of 80 million weights takes many times longer than reading them once"
+MODES = {"compile": None, "compile_cudagraph": "reduce-overhead", "compile_autotune": "max-autotune"}
+HALVES = {"fp16": "float16", "bf16": "bfloat16"}
+LIMITS = {"float32": 3e-3, "float16": 5e-3, "bfloat16": 3e-2}
+"""Largest error: cuDNN multiplies float32 in TF32, with 11 significant bits as float16 has; bfloat16 has 8."""
+EXACT_LIMIT = 1e-5  # float32 throughout: its rounding costs 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnetConfig(Config):
+    """The network of worklog.workloads.unet1d and how it is sampled; the formulas count from its shapes alone."""
+
+    widths: tuple[int, ...] = (256, 512, 1024)
+    cond_dim: int = 1028
+    step_dim: int = 256
+    action_dim: int = 2
+    kernel_size: int = 5
+    batch: int = 1
+    horizon: int = 16
+    steps: int = 100
+    repeat: int = 10
+    samples: int = 30
+    sampling_samples: int = 10
+    seed: int = 0
+
+    def residual_blocks(self) -> Iterator[tuple[int, int, int]]:
+        """(channels in, channels out, length) of each, in the order in which they run."""
+        levels = list(enumerate(zip((self.action_dim, *self.widths), self.widths, strict=False)))
+        for level, (before, width) in levels:
+            yield before, width, self.horizon >> level
+            yield width, width, self.horizon >> level
+        for _ in range(2):
+            yield self.widths[-1], self.widths[-1], self.horizon >> levels[-1][0]
+        for level, (before, width) in reversed(levels[1:]):
+            yield 2 * width, before, self.horizon >> level
+            yield before, before, self.horizon >> level
+
+    def convolutions(self) -> Iterator[tuple[int, int, int, int]]:
+        """(channels in, channels out, taps, positions at which each weight is used) of each convolution."""
+        k = self.kernel_size
+        for before, width, length in self.residual_blocks():
+            yield before, width, k, length
+            yield width, width, k, length
+            if before != width:
+                yield before, width, 1, length
+        for level, width in enumerate(self.widths[:-1]):
+            yield width, width, 3, self.horizon >> (level + 1)  # down, stride 2
+            yield width, width, 4, self.horizon >> (level + 1)  # up, transposed, stride 2
+        yield self.widths[0], self.widths[0], k, self.horizon
+        yield self.widths[0], self.action_dim, 1, self.horizon
+
+    @property
+    def conv_elements(self) -> int:
+        return sum(before * width * taps for before, width, taps, _ in self.convolutions())
+
+    @property
+    def conv_flop(self) -> int:
+        return 2 * self.batch * sum(before * width * taps * n for before, width, taps, n in self.convolutions())
+
+    @property
+    def film_rows(self) -> int:
+        """Outputs of the linears that turn the condition into scales and shifts: two a channel."""
+        return sum(2 * width for _, width, _ in self.residual_blocks())
+
+    @property
+    def film_elements(self) -> int:
+        return self.film_rows * (self.step_dim + self.cond_dim)
+
+    @property
+    def encoder_elements(self) -> int:
+        """Weights of the two linears that encode the step's number."""
+        return 8 * self.step_dim**2
+
+    @property
+    def vector_elements(self) -> int:
+        """Biases of all layers, scales and shifts of the norms."""
+        convs = sum(width for _, width, _, _ in self.convolutions())
+        norms = 2 * (sum(2 * width for _, width, _ in self.residual_blocks()) + self.widths[0])
+        return convs + norms + self.film_rows + 5 * self.step_dim
+
+    @property
+    def parameters(self) -> int:
+        return self.conv_elements + self.film_elements + self.encoder_elements + self.vector_elements
+
+    @property
+    def step_flop(self) -> int:
+        return self.conv_flop + 2 * self.batch * (self.film_elements + self.encoder_elements)
+
+    @property
+    def sampling_parameters(self) -> int:
+        """Least parameters that all steps together read: what makes the scales and shifts of every step is read once,
+        since neither the condition nor the steps depend on the sample."""
+        once = self.film_elements + self.encoder_elements
+        return self.steps * (self.parameters - once) + once
+
+    @property
+    def sampling_flop(self) -> int:
+        """The condition's share of the scales and shifts is computed once, the step's share for every step."""
+        film = self.film_rows * (self.cond_dim + self.steps * self.step_dim)
+        return self.steps * self.conv_flop + 2 * self.batch * (film + self.steps * self.encoder_elements)
+
+
+CONFIGS = (
+    UnetConfig(name="push_t", device="cuda"),
+    UnetConfig(name="push_t_batch_8", device="cuda", batch=8),
+    UnetConfig(name="push_t_10_steps", device="cpu", steps=10, repeat=1, samples=10, sampling_samples=3),
+    UnetConfig(name="tiny", device="cpu", widths=(32, 64, 128), cond_dim=20, step_dim=16, steps=3, repeat=1, samples=3,
+               sampling_samples=2),
+)  # fmt: skip
+
+
+def _variants() -> Iterator[Variant]:
+    cuda = ("cuda",)
+    yield Variant(
+        slug="eager_seed",
+        summary="baseline: as the seed timed it, with autograd, fresh inputs and host tables in every step",
+        options={"as_seed": True},
+    )
+    yield Variant(slug="eager", summary="inference mode, inputs and tables on the device")
+    yield Variant(
+        slug="eager_cudnn_benchmark",
+        summary="the same, cuDNN tries its algorithms and keeps the fastest",
+        devices=cuda,
+        options={"cudnn_benchmark": True},
+    )
+    yield Variant(
+        slug="eager_tf32_off",
+        summary="the same, convolutions in float32 rather than TF32",
+        devices=cuda,
+        options={"tf32": False, "limit": EXACT_LIMIT},
+    )
+    for short, dtype in HALVES.items():
+        yield Variant(slug=f"eager_{short}", summary=f"the same, {dtype} weights", options={"dtype": dtype})
+    for slug, mode in MODES.items():
+        both = ("cpu", "cuda") if slug == "compile" else cuda
+        what = f"torch.compile, mode {mode or 'default'}"
+        yield Variant(slug=slug, summary=what, devices=both, options={"compile": mode or "default"})
+        for short, dtype in HALVES.items():
+            yield Variant(
+                slug=f"{slug}_{short}",
+                summary=f"{what}, {dtype}",
+                devices=cuda,
+                options={"compile": mode or "default", "dtype": dtype},
+            )
+    yield Variant(slug="graph", summary="eager, recorded in a CUDA graph", devices=cuda, options={"graph": True})
+    for short, dtype in HALVES.items():
+        yield Variant(
+            slug=f"graph_{short}",
+            summary=f"the same, {dtype} weights",
+            devices=cuda,
+            options={"graph": True, "dtype": dtype},
+        )
+    for slug, how, limit, what in (
+        ("conv2d_channels_last", "conv2d", LIMITS["float32"], "2-D, weights channels-last"),
+        ("conv_gemm", "gemm", EXACT_LIMIT, "one matrix product over unfolded input"),
+        ("conv_shifted", "shifted", EXACT_LIMIT, "one matrix product a tap"),
+    ):
+        yield Variant(
+            slug=slug,
+            summary=f"as graph, each convolution as {what}",
+            options={"graph": True, "conv": how, "limit": limit},
+        )
+    yield Variant(
+        slug="policy",
+        summary="what the policy does besides the U-Net: vision, an update, simulation",
+        options={"parts": True},
+    )
+    # The fused kernels' variants come here, each with options {"kernels": NAME}.
+
+
+VARIANTS = tuple(_variants())
+
+
+def build(variant: Variant, config: UnetConfig) -> Workload:
+    """One step, and all steps, as `variant` runs them, each beside float64."""
+    import operators
+
+    from worklog.workloads import unet1d
+
+    options = variant.options
+    if options.get("parts"):
+        import policy
+
+        reason = policy.missing()
+        return Workload(cases=policy.part_cases(config), facts={"left_out": reason} if reason else {})
+    model = network(variant, config)
+    dtype = next(model.parameters()).dtype
+    forward = compiled(model, options.get("compile"))
+    sample, timestep, cond = inputs(config, dtype)
+    noise = starting_noise(config)
+    table = unet1d.ddpm_coefficients(config.steps, device="cpu" if options.get("as_seed") else config.device)
+    limit = options.get("limit", LIMITS[str(dtype).removeprefix("torch.")])
+
+    def step() -> Tensor:
+        return forward(sample, timestep, cond)
+
+    def sampling() -> Tensor:
+        return unet1d.sample_actions(lambda x, t, c: forward(x.to(dtype), t, c), noise, cond, table)
+
+    if forward is model:
+        facts = operators.count(model, step)
+        facts["film_unchanged_share"] = operators.unchanged_share(model, sample, cond)
+    else:
+        facts = operators.lowered(step)
+    run = (lambda: step_as_seed(model, config, table)) if options.get("as_seed") else step
+    settings = {"limit": limit, "graph": options.get("graph", False)}
+    cases = [
+        Case(
+            name="step", run=run, reference=lambda: step_reference(config), bytes=dtype.itemsize * config.parameters,
+            flop=config.step_flop, repeat=config.repeat, samples=config.samples, memory=True, **settings,
+        ),
+        Case(
+            name="sampling", run=sampling, reference=lambda: sampling_reference(config),
+            bytes=dtype.itemsize * config.sampling_parameters, flop=config.sampling_flop,
+            samples=config.sampling_samples, warmup=1, **settings,
+        ),
+    ]  # fmt: skip
+    return Workload(cases=cases, facts=facts)
+
+
+def plain(config: UnetConfig, dtype: torch.dtype) -> nn.Module:
+    """The U-Net of the config, unchanged."""
+    from worklog.workloads import unet1d
+
+    names = ("action_dim", "cond_dim", "step_dim", "widths", "kernel_size")
+    shape = unet1d.UnetShape(**{name: getattr(config, name) for name in names})
+    return unet1d.build(config.seed, dtype, config.device, shape)
+
+
+def network(variant: Variant, config: UnetConfig) -> nn.Module:
+    """The U-Net as the variant has it, and the backend's flags as it wants them."""
+    import torch
+
+    torch.backends.cudnn.benchmark = variant.options.get("cudnn_benchmark", False)
+    torch.backends.cudnn.allow_tf32 = variant.options.get("tf32", True)
+    model = plain(config, getattr(torch, variant.options.get("dtype", "float32")))
+    if how := variant.options.get("conv"):
+        import convolutions
+
+        model = convolutions.swap(model, how)
+    return model
+
+
+def compiled(model: nn.Module, mode: str | None) -> Forward:
+    import torch
+
+    return torch.compile(model, mode=mode) if mode else model
+
+
+def inputs(config: UnetConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample, timestep and condition of one step, drawn on the config's device as the seed's loop draws them."""
+    import torch
+
+    generator = torch.Generator(device=config.device).manual_seed(config.seed)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(config.batch, *size, generator=generator, device=config.device).to(dtype)
+
+    timestep = torch.tensor(config.steps // 2, device=config.device)
+    return draw(config.horizon, config.action_dim), timestep, draw(config.cond_dim)
+
+
+def starting_noise(config: UnetConfig) -> Tensor:
+    """[steps + 1, B, T, action_dim] float32: where sampling starts, and what each step adds."""
+    import torch
+
+    generator = torch.Generator(device=config.device).manual_seed(config.seed + 1)
+    size = (config.steps + 1, config.batch, config.horizon, config.action_dim)
+    return torch.randn(size, generator=generator, device=config.device)
+
+
+def step_as_seed(model: nn.Module, config: UnetConfig, table: Tensor) -> Tensor:
+    """One pass of the loop that the seed times: new inputs, a forward pass that autograd records, a scheduler step."""
+    import torch
+
+    from worklog.workloads import unet1d
+
+    with torch.inference_mode(False), torch.enable_grad():
+        sample, timestep, cond = inputs(config, torch.float32)
+        prediction = model.requires_grad_(True)(sample, timestep, cond)
+        unet1d.denoise(sample, prediction, torch.randn_like(sample), table[config.steps // 2])
+    return prediction.detach()
+
+
+def step_reference(config: UnetConfig) -> Tensor:
+    import torch
+
+    return plain(config, torch.float64)(*inputs(config, torch.float64))
+
+
+def sampling_reference(config: UnetConfig) -> Tensor:
+    import torch
+
+    from worklog.workloads import unet1d
+
+    model, cond = plain(config, torch.float64), inputs(config, torch.float64)[2]
+    table = unet1d.ddpm_coefficients(config.steps, torch.float64, config.device)
+    return unet1d.sample_actions(model, starting_noise(config).double(), cond, table)
+
+
+def claims(record: Record) -> list[Claim]:
+    """On a GPU: the symptom, what torch.compile leaves of it, what the fix must reach. On a CPU: what counts show."""
+    from unet_claims import cpu_claims, gpu_claims
+
+    return gpu_claims(record) if record.hardware.gpus else cpu_claims(record)
+
+
+if __name__ == "__main__":
+    from worklog.cli import problem_main
+
+    problem_main(__file__)
