@@ -209,6 +209,39 @@ def diagnose_verb(
         console.print("\n" if number else "", diagnosis.report(one, console.width), sep="")
 
 
+@app.command("diff")
+def diff_verb(
+    before: Annotated[Path, typer.Argument(help="An nsys .sqlite or torch.profiler's .json(.gz).")],
+    after: Annotated[Path, typer.Argument(help="Another one, of the same work.")],
+    range_name: Annotated[
+        str | None,
+        typer.Option("--range", help="An NVTX range, or ProfilerStep; default: torch.profiler's steps, or all."),
+    ] = None,
+    range_after: Annotated[
+        str | None, typer.Option(help="The range in AFTER, where it has another name there.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Why AFTER takes longer or shorter than BEFORE: terms that add up to the change, to the nanosecond.
+
+    Kernels added, removed, slower, faster or hidden behind others, copies, and the kinds of idle time. Of a range that
+    occurs several times it compares the means, and marks terms below the spread of the occurrences.
+
+    Example: worklog diff before.sqlite after.sqlite --range eager --range-after fused
+    """
+    from worklog.diff import diff
+    from worklog.render import diff as rendered
+
+    err, console = Console(stderr=True, highlight=False), Console(highlight=False)
+    console.width = console.width if console.is_terminal else terminal.WIDTH
+    with err.status(f"reading {before.name} and {after.name}"):
+        found = diff(before, after, range_name, range_after)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    console.print(rendered.report(found, console.width))
+
+
 @app.command("doctor")
 def doctor_verb(as_json: AsJson = False) -> None:
     """What is here, what each missing thing disables, and how to get it. Example: worklog doctor --json
