@@ -129,5 +129,5 @@ def test_every_nanosecond_is_read_as_it_stands(tmp_path_factory: pytest.TempPath
     file = tmp_path_factory.getbasetemp() / "exact.json"
     written = [f"{ns // 1000}.{ns % 1000:03}" for ns in (at, lasts)]
     file.write_text(f'{{"traceEvents": [{{"ph": "X", "ts": {written[0]}, "dur": {written[1]}}}]}}')
-    (read,) = chrome.load(file).events
+    ((read,),) = chrome.load(file).batches()
     assert (read.start, read.end) == (at, at + lasts)

@@ -13,7 +13,7 @@ import pytest
 
 from worklog.capture import torch_profiler
 from worklog.problem import ProblemError
-from worklog.traces import kineto
+from worklog.traces import operators
 
 torch = pytest.importorskip("torch")
 
@@ -36,7 +36,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_real_cpu_trace_by_operator_and_module(traced: Path) -> None:
-    found = kineto.read(traced)
+    found = operators.read(traced)
     assert found["device"] is None
     assert (found["busy_ns"], found["idle_ns"], found["kernels"], found["kernels_joined"]) == (None, None, [], None)
     counts = {row["name"]: row["count"] for row in found["operators"]}
@@ -50,7 +50,7 @@ def test_real_cpu_trace_by_operator_and_module(traced: Path) -> None:
 
 
 def test_own_times_of_a_real_trace_add_up_to_its_outermost_operators(traced: Path) -> None:
-    found = kineto.read(traced)
+    found = operators.read(traced)
     events = [e for e in json.loads(gzip.decompress(traced.read_bytes()))["traceEvents"] if e.get("cat") == "cpu_op"]
     outer = [e for e in events if not any(_encloses(other, e) for other in events)]
     assert 0 < len(outer) < len(events)
@@ -113,7 +113,7 @@ def trace(folder: Path, events: list[str]) -> Path:
 
 
 def test_gpu_trace_to_the_nanosecond(tmp_path: Path) -> None:
-    found = kineto.read(trace(tmp_path, EVENTS))
+    found = operators.read(trace(tmp_path, EVENTS))
     assert found["device"] == "NVIDIA H200"
     assert found["span_ns"] == 112_000 - 4_000
     assert found["busy_ns"] == 14_999 + 5_000 + 4_000 + 1_000 + 2_000
@@ -130,7 +130,7 @@ def test_gpu_trace_to_the_nanosecond(tmp_path: Path) -> None:
 
 
 def test_kernels_are_charged_to_operators_and_modules_as_far_as_they_join(tmp_path: Path) -> None:
-    found = kineto.read(trace(tmp_path, EVENTS))
+    found = operators.read(trace(tmp_path, EVENTS))
     assert found["operators"] == [
         {"name": "aten::linear", "count": 1, "kernel_ns": 20_001, "kernel_count": 2},
         {"name": "cudaGraphLaunch", "count": 1, "kernel_ns": 7_000, "kernel_count": 2},
@@ -142,28 +142,28 @@ def test_kernels_are_charged_to_operators_and_modules_as_far_as_they_join(tmp_pa
 
 def test_without_external_ids_the_launch_says_the_operator(tmp_path: Path) -> None:
     bare = [re.sub(r'"External id": \d+(, )?', "", text) for text in EVENTS]
-    assert kineto.read(trace(tmp_path, bare))["operators"] == kineto.read(trace(tmp_path, EVENTS))["operators"]
+    assert operators.read(trace(tmp_path, bare))["operators"] == operators.read(trace(tmp_path, EVENTS))["operators"]
 
 
 def test_external_id_says_the_operator_of_a_launch_from_another_thread(tmp_path: Path) -> None:
     call = event("cuda_runtime", "cudaLaunchKernel", "53.000", "1.000", 2, correlation=28)
-    found = kineto.read(trace(tmp_path, [*EVENTS, call, ran("kernel", "gemv", "70.000", "1.000", 28, 8)]))
+    found = operators.read(trace(tmp_path, [*EVENTS, call, ran("kernel", "gemv", "70.000", "1.000", 28, 8)]))
     assert found["operators"][2] == {"name": "float8::gemv", "count": 1, "kernel_ns": 6_000, "kernel_count": 2}
     assert found["kernels_joined"] == 6 / 7
 
 
 def test_of_two_devices_the_busier_one_and_says_so(tmp_path: Path) -> None:
     other = ran("kernel", "gemv", "300.000", "1.000", 27).replace('"device": 0', '"device": 1')
-    found = kineto.read(trace(tmp_path, [*EVENTS, other]))
+    found = operators.read(trace(tmp_path, [*EVENTS, other]))
     assert found["span_ns"] == 108_000
     assert found["note"] == "the trace has devices [0, 1]; this is device 0"
 
 
 def test_files_that_are_no_trace(tmp_path: Path) -> None:
     with pytest.raises(ProblemError, match="neither device work nor operators"):
-        kineto.read(trace(tmp_path, []))
+        operators.read(trace(tmp_path, []))
     for content in (b"{}", b"[1, 2", gzip.compress(b'{"traceEvents": [{"ts": "soon"}]}')):
         file = tmp_path / ("torch.x.json.gz" if content[:1] == b"\x1f" else "torch.x.json")
         file.write_bytes(content)
         with pytest.raises(ProblemError, match=r"torch\.x\.json.* is no trace of torch\.profiler"):
-            kineto.read(file)
+            operators.read(file)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from worklog.traces import kineto, memory, ncu, nsys
+from worklog.traces import memory, ncu, nsys, operators
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 
@@ -46,7 +46,7 @@ def test_nsys_range_of_the_variant(file: Path) -> None:
 
 @recorded("torch.*.json.gz")
 def test_torch(file: Path) -> None:
-    found = kineto.read(file)
+    found = operators.read(file)
     if found["device"] is None:
         assert "-cpu-" in file.parent.name
         return

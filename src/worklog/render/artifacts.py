@@ -48,11 +48,11 @@ def quantities(file: Path, path: str, sha256: str, origin: frozenset[str], range
 @lru_cache(maxsize=64)
 def _trace(kind: str, file: Path, sha256: str, range_name: str | None) -> Any:  # noqa: ARG001
     """A page cites the same file many times, and reading it costs seconds; `sha256` stands for its content."""
-    from worklog.traces import kineto, memory, ncu, nsys  # pandas; pages without traces do without it
+    from worklog.traces import memory, ncu, nsys, operators  # pandas; pages without traces do without it
 
     if kind == "nsys":
         return nsys.read(file, range_name)
-    return {"ncu": ncu, "kineto": kineto, "memory": memory}[kind].read(file)
+    return {"ncu": ncu, "kineto": operators, "memory": memory}[kind].read(file)
 
 
 def _small(content: bytes, path: str, origin: frozenset[str]) -> Any:

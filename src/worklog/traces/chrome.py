@@ -1,28 +1,30 @@
-"""Chrome traces as torch.profiler (Kineto) writes them: events, and which encloses which.
+"""Chrome traces as torch.profiler (Kineto) writes them: events, a batch at a time.
 
-Format: https://github.com/pytorch/kineto (output_json.cpp). Times stand there in microseconds with three decimals. A
-float64 holds their nanoseconds for the first weeks of a clock; those since 1970 are read as decimals.
+Format: https://github.com/pytorch/kineto (output_json.cpp). Times are microseconds: whole ones since 1970 in older
+versions, then with three decimals, then those since the quarter of the year began (baseTimeNanoseconds). A float64
+tells apart the nanoseconds of a quarter; larger times are read as decimals.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from worklog.problem import ProblemError
 from worklog.traces.files import content
 
-NESTED = {"python_function": 0, "cpu_op": 1, "cuda_runtime": 2, "cuda_driver": 3}
-"""What nests on a thread; of events that begin and end together the first is the outer one."""
-MODULE = "nn.Module: "
-EXACT_US = 2**52 / 1000
-"""Below it a float64 of microseconds tells one nanosecond from the next."""
-LIMIT_US = 2**61 / 1000
+BATCH = 2000
+"""Events read at once: those of a gigabyte do not fit in memory, and few stay in the processor's caches."""
+EXACT_US = 1 << 43
+"""Below it the nearest float64 of a time in microseconds is less than half a nanosecond away. It is 101 days."""
+LIMIT_US = (1 << 61) // 1000
 """Beyond it nanoseconds do not fit in 64 bits."""
 
 
@@ -36,6 +38,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     block: Any = None
     bytes: Any = None
     external: Any = msgspec.field(default=None, name="External id")
+    old_external: Any = msgspec.field(default=None, name="external id")
     sequence: Any = msgspec.field(default=None, name="Sequence number")
     forward_thread: Any = msgspec.field(default=None, name="Fwd thread id")
     collective: Any = msgspec.field(default=None, name="Collective name")
@@ -54,17 +57,17 @@ class Event(msgspec.Struct, gc=False):
     name: str = ""
     ts: float = 0.0
     dur: float = 0.0
-    pid: int | str = 0
-    tid: int | str = 0
+    pid: int | float | str | None = 0
+    tid: int | float | str | None = 0
     args: Args = NO_ARGS
 
     @property
     def start(self) -> int:
-        return round(self.ts * 1000)
+        return nanoseconds(self.ts)
 
     @property
     def end(self) -> int:
-        return round(self.ts * 1000) + round(self.dur * 1000)
+        return nanoseconds(self.ts) + nanoseconds(self.dur)
 
 
 class ExactEvent(Event, gc=False):
@@ -72,62 +75,53 @@ class ExactEvent(Event, gc=False):
     dur: Decimal = Decimal(0)  # type: ignore[assignment]
 
 
-class Trace(msgspec.Struct):
-    events: list[Event] = msgspec.field(name="traceEvents")
-    devices: list[dict[str, Any]] = msgspec.field(default_factory=list, name="deviceProperties")
-    distributed: dict[str, Any] = msgspec.field(default_factory=dict, name="distributedInfo")
+class _Document(msgspec.Struct):
+    events: list[msgspec.Raw] = msgspec.field(name="traceEvents")
+    devices: Any = msgspec.field(default=None, name="deviceProperties")
+    distributed: Any = msgspec.field(default=None, name="distributedInfo")
 
 
-class ExactTrace(Trace):
-    events: list[ExactEvent] = msgspec.field(name="traceEvents")  # type: ignore[assignment]
+@dataclass(frozen=True)
+class Trace:
+    file: Path
+    written: list[msgspec.Raw]
+    """Each event's JSON."""
+    devices: list[dict[str, Any]]
+    rank: int | None
+
+    def batches(self) -> Iterator[list[Event]]:
+        """Every event, in the order of the file. Raises ProblemError for one that is not as Kineto writes it."""
+        for first in range(0, len(self.written), BATCH):
+            text = b"[" + b",".join(self.written[first : first + BATCH]) + b"]"
+            try:
+                batch = _FLOAT.decode(text)
+                latest = np.abs([time for event in batch for time in (event.ts, event.dur)]).max()
+                if not latest <= LIMIT_US:  # it may be no number
+                    raise ProblemError(
+                        f"{self.file}: is no trace of torch.profiler (an event at {latest:.3g} microseconds)."
+                    )
+                yield batch if latest < EXACT_US else _DECIMAL.decode(text)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                why = re.sub(r"\$\[(\d+)\]", lambda at: f"$.traceEvents[{first + int(at[1])}]", str(error))  # noqa: B023
+                raise ProblemError(f"{self.file}: is no trace of torch.profiler ({why}).") from error
 
 
-class Node:
-    """An event on a thread, and the one that encloses it."""
-
-    def __init__(self, event: Event, parent: Node | None) -> None:
-        self.event, self.parent, self.end = event, parent, event.end
-
-    def chain(self) -> list[Node]:
-        """This one and those around it, innermost first."""
-        found, at = [], self
-        while True:
-            found.append(at)
-            if at.parent is None:
-                return found
-            at = at.parent
+_FLOAT = msgspec.json.Decoder(list[Event], strict=False)
+_DECIMAL: msgspec.json.Decoder[Any] = msgspec.json.Decoder(list[ExactEvent], strict=False)
 
 
 def load(file: Path) -> Trace:
     """Raises ProblemError if it is no such trace (.json or .json.gz)."""
-    raw = content(file)
     try:
-        trace = msgspec.json.decode(raw, type=Trace)
-        latest = max((max(abs(event.ts), abs(event.dur)) for event in trace.events), default=0)
-        if latest > LIMIT_US:
-            raise ProblemError(f"{file}: is no trace of torch.profiler (an event at {latest:.3g} microseconds).")
-        return trace if latest < EXACT_US else msgspec.json.decode(raw, type=ExactTrace)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        read = msgspec.json.decode(content(file), type=_Document)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ProblemError(f"{file}: is no trace of torch.profiler ({error}).") from error
+    devices = [one for one in read.devices if isinstance(one, dict)] if isinstance(read.devices, list) else []
+    rank = read.distributed.get("rank") if isinstance(read.distributed, dict) else None
+    return Trace(file, read.events, devices, rank if isinstance(rank, int) else None)
 
 
-def nest(events: Sequence[Event]) -> list[Node]:
-    """Containment, thread by thread."""
-    ordered = sorted(events, key=lambda e: (str(e.pid), str(e.tid), e.start, -e.end, NESTED[e.cat or ""]))
-    nodes: list[Node] = []
-    stack: list[Node] = []
-    thread: tuple[Any, Any] | None = None
-    for event in ordered:
-        if thread != (event.pid, event.tid):
-            thread, stack = (event.pid, event.tid), []
-        while stack and stack[-1].end <= event.start:
-            stack.pop()
-        nodes.append(Node(event, stack[-1] if stack else None))
-        stack.append(nodes[-1])
-    return nodes
-
-
-def module(chain: Sequence[Node]) -> str:
-    """`Llama.Block.Linear`: the classes of the modules around, outermost first, without the profiler's numbers."""
-    names = [node.event.name for node in reversed(chain) if node.event.name.startswith(MODULE)]
-    return ".".join(re.sub(r"_\d+$", "", name.removeprefix(MODULE)) for name in names)
+def nanoseconds(microseconds: float | Decimal) -> int:
+    """The nearest; of a float64 below EXACT_US the one that was written."""
+    whole = int(microseconds)
+    return whole * 1000 + round((microseconds - whole) * 1000)
