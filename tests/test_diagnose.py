@@ -35,7 +35,7 @@ def test_recorded_captures_add_up_and_equal_sums_in_sql(slug: str) -> None:
     assert list(found) == ["source", "devices", "kernels", "findings", "coverage", "abstained"]
     assert list(found["source"]) == ["tool", "tool_version", "file", "sha256"]
     (device,) = found["devices"]
-    assert list(device) == ["device", "span_ns", "accounting_ns", "busy_ns", "kernel_count"]
+    assert list(device) == ["device", "span_ns", "accounting_ns", "busy_ns", "kernel_count", "queue"]
     assert list(device["accounting_ns"]) == PARTS
     assert sum(device["accounting_ns"].values()) == device["span_ns"]
     assert sum(list(device["accounting_ns"].values())[:4]) == device["busy_ns"]
@@ -48,6 +48,8 @@ def test_recorded_captures_add_up_and_equal_sums_in_sql(slug: str) -> None:
     assert {(k["name"], k["count"], k["total_ns"]) for k in found["kernels"]} == set(rows)
     assert device["kernel_count"] == sum(count for _, count, _ in rows)
     assert found["coverage"]["kernels_joined_to_launch"] == found["coverage"]["time_explained"] == 1.0
+    assert device["queue"]["launched"]["kernels"] == device["kernel_count"]
+    assert 1_000 < device["queue"]["launched"]["median_ns"] < 3_000  # microseconds, not the whole queue ahead
     assert diagnose(file, slug)["devices"] == found["devices"]  # the child opens its range around all it captures
 
 
@@ -66,7 +68,7 @@ def test_bf16_eager_waits_for_the_host() -> None:
 def test_torchao_0_13_0_eager_computes() -> None:
     found = diagnose(recorded("torchao_0_13_0_eager"))
     assert found["devices"][0]["accounting_ns"]["compute"] > 0.9 * found["devices"][0]["span_ns"]
-    assert found["findings"] == []
+    assert [one["rule"] for one in found["findings"]] == ["dequantise_then_matmul"]
 
 
 def event(cat: str, name: str, at: float, dur: float, tid: int = 1, **args: Any) -> dict[str, Any]:
@@ -138,12 +140,13 @@ def test_findings_name_cause_place_and_next_capture(tmp_path: Path) -> None:
     found = diagnose(kineto(tmp_path, STEPS))
     copies, host = found["findings"]
     assert (copies["rule"], host["rule"]) == ("blocking_copies", "host_bound")
-    assert copies["share"] == (30_000 + 110_250) / 240_000
+    assert copies["share"] == (30_000 + 5_500) / 240_000
     assert copies["evidence"]["pageable_copies"] == copies["evidence"]["copies"] == 1
-    assert copies["where"][0] == "Memcpy HtoD (Pageable -> Device)"
+    assert copies["where"][-1] == "Memcpy HtoD (Pageable -> Device)"
     assert host["share"] == 34_500 / 240_000
-    assert host["where"] == ["void gemm<float>(float*)"]
+    assert host["where"][-1] == "void gemm<float>(float*)"
     assert all(finding["next"].startswith("nsys profile ") for finding in found["findings"])
+    assert "1 times are too few to call it a habit" in found["abstained"][0]["reason"]  # the wait between the steps
     with_stacks = [*STEPS, event("python_function", "train.py(1): step", 0, 300)]
     slowed = diagnose(kineto(tmp_path, with_stacks))["findings"][1]
     assert slowed["evidence"]["host_slowed_by_recorded_stacks"] is True
@@ -163,7 +166,8 @@ def test_kernels_shorter_than_their_launches_are_launch_bound(tmp_path: Path) ->
 
 def test_rules_abstain_without_their_evidence(tmp_path: Path) -> None:
     bare = diagnose(kineto(tmp_path, [e for e in STEPS if e["cat"] != "cuda_runtime"]))
-    assert {one["rule"] for one in bare["abstained"]} == {"host_bound", "launch_bound", "blocking_copies"}
+    late = {"sync_every_step", "host_bound", "launch_bound", "blocking_copies"}
+    assert {one["rule"] for one in bare["abstained"]} >= late
     assert "no CUDA calls of the host" in bare["abstained"][0]["reason"]
     assert bare["devices"][0]["accounting_ns"]["unexplained"] == bare["devices"][0]["span_ns"] - 85_250
     replay = [*STEPS, call("cudaGraphLaunch", 12, 1, 77)]
@@ -186,13 +190,11 @@ def run(*argv: str) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, str(result.exception or "")
 
 
-def test_json_alone_on_stdout_and_a_list_for_several_files(tmp_path: Path) -> None:
+def test_json_alone_on_stdout(tmp_path: Path) -> None:
     file = kineto(tmp_path, STEPS)
     code, out, _ = run(str(file), "--json")
     assert code == 0
     assert json.loads(out) == diagnose(file)
-    code, out, _ = run(str(file), str(file), "--json", "--range", "ProfilerStep#4")
-    assert [one["devices"][0]["span_ns"] for one in json.loads(out)] == [95_250, 95_250]
 
 
 def test_text_shows_the_accounting_and_lets_no_name_steer_the_terminal(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from worklog.analysis import kernels, timeline
+from worklog.analysis import kernels, queue, timeline
 from worklog.problem import ProblemError
 from worklog.rules import Abstained, Case, Finding
 from worklog.rules.coarse import RULES
@@ -23,8 +23,8 @@ def diagnose(file: Path, range_name: str | None = None) -> dict[str, Any]:
     """Of any file that worklog.traces reads; of a timeline the range(s) `range_name` (schema.Trace.select).
 
     Keys: source {tool, tool_version, file, sha256}; devices [{device, span_ns, accounting_ns (timeline.PARTS, whose
-    sum is span_ns), busy_ns, kernel_count}]; kernels [{name, count, total_ns, share_of_span}] of all devices, the
-    share being of the sum of their spans; findings, most costly first; coverage; abstained [{rule, reason}]. An ncu
+    sum is span_ns), busy_ns, kernel_count, queue (analysis.queue)}]; kernels [{name, count, total_ns, share_of_span}]
+    of all devices, the share being of the sum of their spans; findings, most costly first; coverage; abstained [{rule, reason}]. An ncu
     report has no timeline: devices is [] and share_of_span None. A memory snapshot has `memory` (traces.memory, without
     its curve) beside. Raises ProblemError for a file that no reader takes, or a range that is not there.
     """
@@ -60,6 +60,7 @@ def _timelines(trace: Trace, range_name: str | None) -> dict[str, Any]:
                 "accounting_ns": line.accounting_ns,
                 "busy_ns": line.busy_ns,
                 "kernel_count": int((of_device == line.device).sum()),
+                "queue": asdict(queue.queue(trace, line.device, chosen.launched)),
             }
             for line in lines
         ],

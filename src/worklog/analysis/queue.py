@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from worklog.analysis.streams import numbers
 from worklog.traces.schema import COMMUNICATION, Trace
 
 
@@ -47,7 +48,7 @@ def queue(trace: Trace, device: int, launched: Any) -> Queue:
     if not (start[1:] >= start[:-1]).all():
         order = np.argsort(start, kind="stable")
         rows, start, end, call = rows[order], start[order], end[order], call[order]
-    free = _ended_before(_streams(trace, rows), end)
+    free = _ended_before(numbers(trace, rows), end)
     kernel = launched[rows] & (trace.activities["kind"].to_numpy()[rows] <= COMMUNICATION)
     known = kernel & (call >= 0)
     inside = np.zeros(len(rows), bool)
@@ -59,13 +60,6 @@ def queue(trace: Trace, device: int, launched: Any) -> Queue:
         ready[nodes] = np.maximum(ready[nodes], _ended_before(call[nodes], end[nodes]))
     excess = np.maximum(start - ready, 0)
     return Queue(_waits(excess[known & ~inside]), _waits(excess[known & inside]), int((kernel & ~known).sum()))
-
-
-def _streams(trace: Trace, rows: Any) -> Any:
-    """A number for each process and stream."""
-    process, stream = (trace.activities[name].to_numpy()[rows] for name in ("process", "stream"))
-    codes, streams = pd.factorize(stream)
-    return codes if (process == process[:1]).all() else codes + len(streams) * pd.factorize(process)[0]
 
 
 def _ended_before(group: Any, end: Any) -> Any:

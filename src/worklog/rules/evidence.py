@@ -1,0 +1,81 @@
+"""What rules on a timeline have in common: when they cannot judge, what idle time a kernel has, where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from worklog.analysis.context import place
+from worklog.rules import Case
+from worklog.rules.captures import NODES
+from worklog.traces.intervals import Intervals
+from worklog.traces.schema import GRAPH, Trace
+
+PLACES = 3
+
+
+def unjoined(case: Case) -> str | None:
+    """Why nothing is known about the calls that launched the device's work; None: something is."""
+    own = case.trace.activities["device"].to_numpy() == case.timeline.device
+    if case.trace.calls.empty:
+        return "the trace holds no CUDA calls of the host; capture with them (nsys: --trace=cuda)"
+    if (case.trace.activities["call"].to_numpy()[own] < 0).all():
+        return "no activity is joined to the call that launched it"
+    return None
+
+
+def blind(case: Case) -> str | None:
+    """Replays whose nodes left no rows hide what ran and what idled in them."""
+    own = case.trace.activities["device"].to_numpy() == case.timeline.device
+    pieces = own & (case.trace.activities["kind"].to_numpy() == GRAPH) & case.selection.launched
+    graphs = case.trace.calls["graph"].to_numpy() & case.trace.lost & case.selection.called
+    if not (count := int(pieces.sum()) + int(graphs.sum())):
+        return None
+    return f"CUDA graphs were replayed {count} times without rows for their kernels; capture with `{NODES}`"
+
+
+def idle_before(case: Case, rows: Any) -> int:
+    """ns for which the device idled until one of these activities began."""
+    gaps, mask = case.timeline.gaps, np.zeros(len(case.trace.activities) + 1, bool)
+    mask[rows] = True
+    ended = mask[gaps["next"].to_numpy()]  # a gap that nothing ended has -1
+    return int((gaps["end_ns"].to_numpy() - gaps["start_ns"].to_numpy())[ended].sum())
+
+
+def running(case: Case, rows: Any) -> int:
+    """ns of the window in which any of these activities ran."""
+    start, end = (case.trace.activities[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    return Intervals.union(start, end).within(case.selection.windows[case.timeline.device])
+
+
+def launched_inside(trace: Trace, what: Callable[[str], bool]) -> Any:
+    """Mask over activities: their call was made inside of a frame (operator, range) whose name is so."""
+    names = trace.frames["name"].cat
+    chosen = np.array([what(str(name)) for name in names.categories] + [False])
+    frames = trace.frames[chosen[names.codes.to_numpy()]] if chosen.any() else trace.frames[:0]
+    inside = np.zeros(len(trace.calls) + 1, bool)
+    start, thread = trace.calls["start_ns"].to_numpy(), trace.calls["thread"].to_numpy()
+    for one, own in frames.groupby("thread"):
+        mine = np.flatnonzero(thread == one)
+        around = Intervals.union(own["start_ns"], own["end_ns"])
+        inside[mine] = around.inside(start[mine], start[mine] + 1) > 0
+    return inside[trace.activities["call"].to_numpy()]
+
+
+def places(case: Case, rows: Any, cost: Any) -> list[str]:
+    """Where in the source the most costly of these activities were launched, as far as the trace tells; their names.
+
+    `rows` are of activities, `cost` a number for each.
+    """
+    call = case.trace.activities["call"].to_numpy()[rows]
+    return place(case.trace, call[call >= 0], PLACES, cost[call >= 0]) + names(case, rows, cost)
+
+
+def names(case: Case, rows: Any, cost: Any) -> list[str]:
+    """Full names of the most costly of these activities."""
+    known = case.trace.activities["name"].cat
+    spent = np.bincount(known.codes.to_numpy()[rows], cost, len(known.categories))
+    order = np.argsort(-spent, kind="stable")[:PLACES]
+    return [str(known.categories[code]) for code in order if spent[code] > 0]

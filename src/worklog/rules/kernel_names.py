@@ -1,0 +1,82 @@
+"""What a kernel does, as far as its name says it.
+
+Names of at::native are those of pytorch's aten/src/ATen/native/cuda (CUDALoops.cuh, Copy.cu), those of Inductor end its
+pointwise kernels in the operators that it fused, those of cuDNN and cuBLAS are as profilers show them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from worklog.traces.schema import COMMUNICATION, Trace
+
+_ELEMENTWISE = re.compile(
+    r"\b(elementwise_kernel|elementwise_kernel_manual_unroll|vectorized_elementwise_kernel"
+    r"|vectorized_templated_elementwise_kernel|unrolled_elementwise_kernel\w*)\b|^triton_poi_"
+)
+_INDUCTOR = re.compile(r"^triton_")
+_MATMUL = re.compile(
+    r"^(?!.*(fprop|dgrad|wgrad|splitKreduce)).*(gemm|gemv|\bnvjet|\bCijk_|\btriton_(tem|mm|bmm))", re.I
+)
+_DEQUANTISE = re.compile(r"dequant(?!_mm)|(fp8|float8|int8|int4|fp4|nf4)\w*_to_(bf16|bfloat16|fp16|float|half)", re.I)
+_FROM_ANY = re.compile(r"^(?=.*direct_copy_kernel_cuda).*(LoadWithCast|gpu_kernel_impl<)|^triton_poi_\w*_to_copy")
+"""Copies that convert whatever type they find, and Inductor's. A copy from float to bfloat16 or half, as of automatic
+mixed precision, has a functor of its own (bfloat16_copy_kernel_cuda, converting_copy_kernel_cuda) and is none."""
+_LAYOUT = re.compile(
+    r"nchwTo\w*nhwc|nhwcTo\w*nchw|\bconvertTensor_kernel<([\w:]+), *\1,|\btensorTransformGeneric\b"
+    r"|\btranspose_copy_tiled_kernel\b",
+    re.I,
+)
+_MOVES = {"clone", "permute", "transpose", "view", "_unsafe_view", "contiguous", "t"}
+_POINTWISE = re.compile(r"^triton_poi_fused_(?P<operators>\w+?)_\d+(d\w*)?$")
+
+
+def elementwise(name: str) -> bool:
+    """Computes each element of its output from the same elements of its inputs."""
+    return bool(_ELEMENTWISE.search(name))
+
+
+def by_inductor(name: str) -> bool:
+    return bool(_INDUCTOR.search(name))
+
+
+def matmul(name: str) -> bool:
+    return bool(_MATMUL.search(name))
+
+
+def dequantises(name: str) -> bool:
+    """By a name of its own, and multiplies no matrices in the same kernel."""
+    return bool(_DEQUANTISE.search(name)) and not matmul(name)
+
+
+def converts(name: str) -> bool:
+    """Copies into another type, from which the name does not say."""
+    return bool(_FROM_ANY.search(name))
+
+
+def layout(name: str) -> bool:
+    """Does nothing but put the elements of a tensor into another order."""
+    if (fused := _POINTWISE.match(name)) is None:
+        return bool(_LAYOUT.search(name))
+    left = fused["operators"]
+    for move in sorted(_MOVES, key=len, reverse=True):
+        left = re.sub(rf"(^|_){move}(?=_|$)", "", left)
+    return not left.strip("_")
+
+
+_known: WeakKeyDictionary[Trace, dict[Callable[[str], bool], Any]] = WeakKeyDictionary()
+
+
+def kernels(trace: Trace, what: Callable[[str], bool]) -> Any:
+    """Mask over activities: kernels whose name is so. Kept as long as `trace`."""
+    kept = _known.setdefault(trace, {})
+    if what not in kept:
+        names = trace.activities["name"].cat
+        said = np.array([what(str(name)) for name in names.categories] + [False])
+        kept[what] = said[names.codes.to_numpy()] & (trace.activities["kind"].to_numpy() <= COMMUNICATION)
+    return kept[what]

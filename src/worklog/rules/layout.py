@@ -1,0 +1,46 @@
+"""Rule on kernels that only put a tensor into another order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from worklog.rules import MATERIAL, Abstained, Case, Finding
+from worklog.rules import kernel_names as of
+from worklog.rules.captures import OPERATORS
+from worklog.rules.evidence import blind, idle_before, launched_inside, places, running
+
+
+def layout_conversions(case: Case) -> Finding | Abstained | None:
+    """Kernels that compute nothing: cuDNN's between NCHW and NHWC, Inductor's that only move, copies of `contiguous()`.
+
+    By their names, or because they were launched inside of aten::contiguous, which copies only what is in another
+    order. Other copies are not counted: a name alone does not tell a permuted copy from an expanded or a sliced one.
+    """
+    if reason := blind(case):
+        return Abstained("layout_conversions", reason)
+    trace, row = case.trace, case.order.row
+    moved = of.kernels(trace, of.layout) | (of.kernels(trace, of.elementwise) & launched_inside(trace, _contiguous))
+    rows = row[(moved & case.selection.launched)[row]]
+    ns = running(case, rows)
+    if (share := case.share(ns)) < MATERIAL:
+        return None
+    start, end = (trace.activities[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    spent = np.maximum(end - start, 0)
+    return Finding(
+        rule="layout_conversions",
+        level="coarse",
+        title=f"Tensors are put into another memory order for {share:.0%} of the time, which computes nothing",
+        share=share,
+        gain_upper_bound=case.share(ns + idle_before(case, rows)),
+        evidence={
+            "device": case.timeline.device,
+            "converting_ns": ns,
+            "converting_kernels": len(rows),
+        },
+        where=places(case, rows, spent),
+        next=OPERATORS,
+    )
+
+
+def _contiguous(name: str) -> bool:
+    return name == "aten::contiguous"
