@@ -242,6 +242,29 @@ def diff_verb(
     console.print(rendered.report(found, console.width))
 
 
+@app.command("compare")
+def compare_verb(
+    records: Annotated[list[Path], typer.Argument(help="Run folders, or their record.json; the first is this GPU's.")],
+    as_json: AsJson = False,
+) -> None:
+    """This GPU's record beside the recorded ones: times, shares of each GPU's own ceilings, and which claims hold.
+
+    With one record, beside the newest of each GPU in reports/. Differences below the spread are marked.
+
+    Example: worklog compare out/float8_weight_only/20261121-rtx4090-repro-0a1b2c
+    """
+    from worklog.compare import compare
+    from worklog.render import compare as rendered
+
+    found = compare(records)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    console = Console(highlight=False)
+    console.width = console.width if console.is_terminal else terminal.WIDTH
+    console.print(rendered.report(found, console.width))
+
+
 @app.command("doctor")
 def doctor_verb(as_json: AsJson = False) -> None:
     """What is here, what each missing thing disables, and how to get it. Example: worklog doctor --json

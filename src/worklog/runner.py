@@ -217,14 +217,18 @@ def exit_code(record: Record, *, claims_only: bool = False) -> int:
 
 
 def recorded(problem: Problem) -> Record | None:
-    """The newest record in reports/ that is whole, clean, from a GPU, and holds times: captures hold none."""
+    """The newest one that is `usable`."""
+    return max(usable(problem.name), key=lambda r: r.started_utc, default=None)
+
+
+def usable(problem: str) -> list[Record]:
+    """The records in reports/ that are whole, clean, from a GPU, and hold times: captures hold none."""
     found = []
-    for file in (root() / "reports" / problem.name).glob("*/record.json"):
+    for file in (root() / "reports" / problem).glob("*/record.json"):
         with contextlib.suppress(RecordError):
             found.append(load(file))
     timed = [r for r in found if any(c.timing for v in r.variants.values() for c in v.cases.values())]
-    usable = [r for r in timed if r.complete and r.source.dirty is False and r.gpu_name]
-    return max(usable, key=lambda r: r.started_utc, default=None)
+    return [r for r in timed if r.complete and r.source.dirty is False and r.gpu_name]
 
 
 def gpu_slug(name: str) -> str:
