@@ -9,10 +9,11 @@ This file declares what is measured; WORKLOG.md tells what it means.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from worklog.problem import Case, Config, Variant, Workload
+from unet_config import UnetConfig
+
+from worklog.problem import Case, Variant, Workload
 from worklog.record import Claim, Record
 
 if TYPE_CHECKING:
@@ -27,100 +28,6 @@ HALVES = {"fp16": "float16", "bf16": "bfloat16"}
 LIMITS = {"float32": 3e-3, "float16": 5e-3, "bfloat16": 3e-2}
 """Largest error: cuDNN multiplies float32 in TF32, with 11 significant bits as float16 has; bfloat16 has 8."""
 EXACT_LIMIT = 1e-5  # float32 throughout: its rounding costs 1e-6
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnetConfig(Config):
-    """The network of worklog.workloads.unet1d and how it is sampled; the formulas count from its shapes alone."""
-
-    widths: tuple[int, ...] = (256, 512, 1024)
-    cond_dim: int = 1028
-    step_dim: int = 256
-    action_dim: int = 2
-    kernel_size: int = 5
-    batch: int = 1
-    horizon: int = 16
-    steps: int = 100
-    repeat: int = 10
-    samples: int = 30
-    sampling_samples: int = 10
-    seed: int = 0
-
-    def residual_blocks(self) -> Iterator[tuple[int, int, int]]:
-        """(channels in, channels out, length) of each, in the order in which they run."""
-        levels = list(enumerate(zip((self.action_dim, *self.widths), self.widths, strict=False)))
-        for level, (before, width) in levels:
-            yield before, width, self.horizon >> level
-            yield width, width, self.horizon >> level
-        for _ in range(2):
-            yield self.widths[-1], self.widths[-1], self.horizon >> levels[-1][0]
-        for level, (before, width) in reversed(levels[1:]):
-            yield 2 * width, before, self.horizon >> level
-            yield before, before, self.horizon >> level
-
-    def convolutions(self) -> Iterator[tuple[int, int, int, int]]:
-        """(channels in, channels out, taps, positions at which each weight is used) of each convolution."""
-        k = self.kernel_size
-        for before, width, length in self.residual_blocks():
-            yield before, width, k, length
-            yield width, width, k, length
-            if before != width:
-                yield before, width, 1, length
-        for level, width in enumerate(self.widths[:-1]):
-            yield width, width, 3, self.horizon >> (level + 1)  # down, stride 2
-            yield width, width, 4, self.horizon >> (level + 1)  # up, transposed, stride 2
-        yield self.widths[0], self.widths[0], k, self.horizon
-        yield self.widths[0], self.action_dim, 1, self.horizon
-
-    @property
-    def conv_elements(self) -> int:
-        return sum(before * width * taps for before, width, taps, _ in self.convolutions())
-
-    @property
-    def conv_flop(self) -> int:
-        return 2 * self.batch * sum(before * width * taps * n for before, width, taps, n in self.convolutions())
-
-    @property
-    def film_rows(self) -> int:
-        """Outputs of the linears that turn the condition into scales and shifts: two a channel."""
-        return sum(2 * width for _, width, _ in self.residual_blocks())
-
-    @property
-    def film_elements(self) -> int:
-        return self.film_rows * (self.step_dim + self.cond_dim)
-
-    @property
-    def encoder_elements(self) -> int:
-        """Weights of the two linears that encode the step's number."""
-        return 8 * self.step_dim**2
-
-    @property
-    def vector_elements(self) -> int:
-        """Biases of all layers, scales and shifts of the norms."""
-        convs = sum(width for _, width, _, _ in self.convolutions())
-        norms = 2 * (sum(2 * width for _, width, _ in self.residual_blocks()) + self.widths[0])
-        return convs + norms + self.film_rows + 5 * self.step_dim
-
-    @property
-    def parameters(self) -> int:
-        return self.conv_elements + self.film_elements + self.encoder_elements + self.vector_elements
-
-    @property
-    def step_flop(self) -> int:
-        return self.conv_flop + 2 * self.batch * (self.film_elements + self.encoder_elements)
-
-    @property
-    def sampling_parameters(self) -> int:
-        """Least parameters that all steps together read: what makes the scales and shifts of every step is read once,
-        since neither the condition nor the steps depend on the sample."""
-        once = self.film_elements + self.encoder_elements
-        return self.steps * (self.parameters - once) + once
-
-    @property
-    def sampling_flop(self) -> int:
-        """The condition's share of the scales and shifts is computed once, the step's share for every step."""
-        film = self.film_rows * (self.cond_dim + self.steps * self.step_dim)
-        return self.steps * self.conv_flop + 2 * self.batch * (film + self.steps * self.encoder_elements)
 
 
 CONFIGS = (
@@ -182,6 +89,13 @@ def _variants() -> Iterator[Variant]:
             slug=slug,
             summary=f"as graph, each convolution as {what}",
             options={"graph": True, "conv": how, "limit": limit},
+        )
+    for how in ("conv2d", "gemm"):
+        yield Variant(
+            slug=f"compile_autotune_{how}",
+            summary=f"torch.compile, mode max-autotune, of the network with such layers ({how})",
+            devices=cuda,
+            options={"compile": "max-autotune", "conv": how},
         )
     yield Variant(
         slug="policy",
