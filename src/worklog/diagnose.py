@@ -12,6 +12,7 @@ from worklog.analysis import kernels, queue, timeline
 from worklog.problem import ProblemError
 from worklog.rules import Abstained, Case, Finding
 from worklog.rules.coarse import RULES
+from worklog.rules.memory import peak_memory
 from worklog.traces import files, kineto, memory, ncu, nsys
 from worklog.traces.schema import GRAPH, Selection, Trace
 
@@ -33,8 +34,7 @@ def diagnose(file: Path, range_name: str | None = None) -> dict[str, Any]:
         raise ProblemError(f"{file}: only timelines (nsys, torch.profiler) have ranges; leave --range out.")
     found: dict[str, Any]
     if kind == "memory":
-        found = {**_without_timeline("a memory snapshot"), "memory": memory.read(file)}
-        del found["memory"]["timeline"]
+        found = _snapshot(memory.read(file))
     elif kind == "ncu":
         found = {**_without_timeline("an ncu report"), "kernels": _counted(ncu.launches(file, [DURATION]))}
     else:
@@ -107,6 +107,13 @@ def _coverage(trace: Trace, chosen: Selection, lines: Sequence[timeline.Timeline
         "negative_durations": int((end < start).sum()),
         "activities_before_their_launch": int((trace.called_at() > own_start)[chosen.launched].sum()),
     }
+
+
+def _snapshot(taken: dict[str, Any]) -> dict[str, Any]:
+    found, said = _without_timeline("a memory snapshot"), peak_memory(taken)
+    if said is not None:
+        found["findings" if isinstance(said, Finding) else "abstained"].append(asdict(said))
+    return {**found, "memory": {name: value for name, value in taken.items() if name != "timeline"}}
 
 
 def _without_timeline(what: str) -> dict[str, Any]:

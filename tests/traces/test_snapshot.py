@@ -86,6 +86,16 @@ def test_blocks_alive_at_the_peak_by_stack(tmp_path: Path) -> None:
     assert sum(row["bytes"] for row in found["largest"]) == found["peak_bytes"]
 
 
+def test_temporaries_of_the_peak_and_what_the_allocator_holds_at_the_end(tmp_path: Path) -> None:
+    found = memory.read(snapshot(tmp_path, EVENTS, SEGMENTS))
+    # 200 are still there at the end, 1000 were there before; 2000 holds another block by then.
+    assert found["temporaries"] == [
+        {"bytes": 500, "count": 1, "frames": [f"deep{n}.py:{n} f" for n in range(6)], "longest_us": 30},
+        {"bytes": 300, "count": 1, "frames": ["nn/gelu.py:9 forward", "model.py:3 block"], "longest_us": 40},
+    ]
+    assert (found["reserved_bytes"], found["unused_bytes"]) == (1024 + 476 + 3 * 512, 476)
+
+
 def test_history_that_only_frees_has_its_peak_at_the_start(tmp_path: Path) -> None:
     found = memory.read(snapshot(tmp_path, free(7, 10, 5), []))
     assert (found["baseline_bytes"], found["peak_bytes"]) == (10, 10)

@@ -70,9 +70,11 @@ def read(file: Path) -> dict[str, Any]:
     Keys: device (the one with most events), baseline_bytes (allocated when the history began), peak_bytes, timeline
     [[microseconds since the first event, allocated bytes], ...] with at most 400 points among which every extreme of
     its stretch of events is kept, largest [{bytes, count, frames}] of the blocks alive at the (first) peak, grouped by
-    stack, most bytes first; their bytes sum to peak_bytes. frames are at most six Python lines "file:line function",
-    innermost first, and [] for blocks from before the history. Raises ProblemError if it is no snapshot, or a pickle
-    that holds more than plain data, of which nothing is run.
+    stack, most bytes first; their bytes sum to peak_bytes. temporaries: of those blocks the ones that the history both
+    allocates and frees, in the same way and with longest_us, the longest that one of them lived (None: no times).
+    reserved_bytes and unused_bytes: what the allocator held at the end, and what of it in no block. frames are at most
+    six Python lines "file:line function", innermost first, and [] for blocks from before the history. Raises
+    ProblemError if it is no snapshot, or a pickle that holds more than plain data, of which nothing is run.
     """
     raw = content(file)
     try:
@@ -95,7 +97,8 @@ def _read(taken: Snapshot, written: int) -> dict[str, Any]:
     history = msgspec.convert(histories[device] if histories else [], list[Event])
     events = [event for event in history if event.action in ("alloc", "free_requested")]
     frames = Frames()
-    before = _before(events, _blocks(taken.segments, device, written), frames)
+    held = _blocks(taken.segments, device, written)
+    before = _before(events, held, frames)
     baseline = sum(size for size, _ in before.values())
     first = (events[0].time_us or 0) if events else 0
     alive, allocated = {address: size for address, (size, _) in before.items()}, baseline
@@ -113,6 +116,9 @@ def _read(taken: Snapshot, written: int) -> dict[str, Any]:
         "peak_bytes": curve[at_peak][1],
         "timeline": [list(point) for point in reduce(curve)],
         "largest": _grouped(_alive(events[:at_peak], before, frames)),
+        "temporaries": _temporaries(events, at_peak, frames),
+        "reserved_bytes": sum(block.size for _, block in held),
+        "unused_bytes": sum(block.size for _, block in held if block.state == "inactive"),
     }
 
 
@@ -124,6 +130,23 @@ def _alive(events: Sequence[Event], before: dict[int, Block], frames: Frames) ->
         if event.action == "alloc":
             alive[event.addr] = (event.size, frames.of(event.frames))
     return list(alive.values())
+
+
+def _temporaries(events: Sequence[Event], at_peak: int, frames: Frames) -> list[dict[str, Any]]:
+    made: dict[int, Event] = {}
+    for event in events[:at_peak]:
+        made.pop(event.addr, None)
+        if event.action == "alloc":
+            made[event.addr] = event
+    blocks: list[Block] = []
+    longest: dict[tuple[str, ...], int] = {}
+    for event in events[at_peak:]:
+        block = made.pop(event.addr, None)
+        if block is not None and event.action == "free_requested":
+            blocks.append((block.size, stack := frames.of(block.frames)))
+            if event.time_us is not None and block.time_us is not None:
+                longest[stack] = max(longest.get(stack, 0), event.time_us - block.time_us)
+    return [{**row, "longest_us": longest.get(tuple(row["frames"]))} for row in _grouped(blocks)]
 
 
 def _blocks(segments: Sequence[Any], device: int, written: int) -> list[tuple[int, Held]]:
