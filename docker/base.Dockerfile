@@ -6,15 +6,15 @@ FROM ${CUDA_IMAGE}
 # Python.h is for Triton's launchers. NVIDIA's package repository is configured in its image already; a package of
 # Nsight carries its version in its name too.
 ARG PYTHON_VERSION=3.12
-ARG NSIGHT_SYSTEMS_VERSION=2025.3.2.474-1
-ARG NSIGHT_COMPUTE_VERSION=2025.3.1.4-1
+ARG NSIGHT_SYSTEMS_VERSION=2025.3.2.474
+ARG NSIGHT_COMPUTE_VERSION=2025.3.1.4
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
         "python3=${PYTHON_VERSION}.*" \
         "python3-dev=${PYTHON_VERSION}.*" \
         "python3-venv=${PYTHON_VERSION}.*" \
-        "nsight-systems-2025.3.2=${NSIGHT_SYSTEMS_VERSION}" \
-        "nsight-compute-2025.3.1=${NSIGHT_COMPUTE_VERSION}" \
+        "nsight-systems-2025.3.2=${NSIGHT_SYSTEMS_VERSION}-*" \
+        "nsight-compute-2025.3.1=${NSIGHT_COMPUTE_VERSION}-*" \
     && rm -rf /var/lib/apt/lists/*
 
 # worklog runs from /worklog/src: a change of code installs nothing. Any user may write results and caches, since the

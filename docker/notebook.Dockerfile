@@ -14,5 +14,6 @@ COPY LICENSE README.md pyproject.toml ./
 COPY src/ src/
 
 USER 1000:1000
-# On all of the container's addresses: compose.yaml gives them to 127.0.0.1 of the host alone.
-ENTRYPOINT ["jupyter", "lab", "--ip=0.0.0.0", "--port=8888", "--no-browser", "--notebook-dir=/worklog/problems"]
+# On all of the container's addresses: compose.yaml gives them to 127.0.0.1 of the host alone, and the port's number.
+ENTRYPOINT ["jupyter", "lab", "--ip=0.0.0.0", "--no-browser", "--notebook-dir=/worklog/problems"]
+CMD ["--port=8888"]

@@ -10,9 +10,14 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CERTIFICATES = Path("/etc/ssl/certs")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+"""What the images are told to be built from."""
+CALLER = 4242
+"""The number of a user who starts containers, on the host alone."""
 PIP_FILES = (Path("/etc/pip.conf"), Path.home() / ".config/pip/pip.conf", Path.home() / ".pip/pip.conf")
 
 
@@ -24,15 +29,39 @@ def lines(*argv: str | Path, cwd: Path = REPOSITORY, **variables: str) -> list[s
     return done.stdout.splitlines()
 
 
+def image_name(problem: str) -> str:
+    return f"localhost/worklog-{problem.replace('_', '-')}:local"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """`made_by`: buildah's word for the instruction. `bytes`: of the layer as an uncompressed archive."""
+
+    made_by: str
+    bytes: int
+    digest: str
+
+
 class Buildah:
-    """buildah with a storage of its own; needs root, for chroot isolation."""
+    """buildah with a storage of its own; needs root, for chroot isolation.
+
+    With the kernel's overlay file system each instruction becomes a layer that later builds share. Where that cannot be
+    mounted (a container, say), vfs: there a layer is a whole copy, so an image gets only one above its base.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        places = ("--root", folder / "storage", "--runroot", folder / "run")
-        self.argv = [str(a) for a in ("buildah", "--storage-driver", "vfs", *places)]
+        self.layered = (
+            subprocess.run([*self._with("overlay"), "info"], capture_output=True, check=False).returncode == 0
+        )
+        self.driver = "overlay" if self.layered else "vfs"
+        self.argv = self._with(self.driver)
         self.pip = folder / "pip.conf"
         self.shared = self._pip_settings()
+
+    def _with(self, driver: str) -> list[str]:
+        places = ("--root", self.folder / driver, "--runroot", self.folder / f"{driver}-run")
+        return [str(a) for a in ("buildah", "--storage-driver", driver, *places)]
 
     def _pip_settings(self) -> list[str]:
         """This machine's own settings of pip (index, wheels of torch's CPU build, certificates) as mounts for builds.
@@ -58,16 +87,25 @@ class Buildah:
 
     def build(self, dockerfile: Path, tag: str, context: Path, *options: str, **arguments: str) -> list[str]:
         own = [*options, *(f"--build-arg={name}={value}" for name, value in arguments.items())]
-        return self("bud", "--isolation", "chroot", *self.shared, *own, "--file", dockerfile, "--tag", tag, context)
+        how = ["--isolation", "chroot", *(["--layers"] if self.layered else []), *self.shared]
+        return self("bud", *how, *own, "--file", dockerfile, "--tag", tag, context)
 
-    def config(self, image: str) -> dict[str, object]:
-        said = json.loads("\n".join(self("inspect", "--type", "image", image)))
-        found: dict[str, object] = said["OCIv1"]["config"]
+    def inspect(self, image: str) -> dict[str, Any]:
+        """Of the OCI image: config, history, rootfs."""
+        found: dict[str, Any] = json.loads("\n".join(self("inspect", "--type", "image", image)))["OCIv1"]
         return found
+
+    def layers(self, image: str) -> list[Layer]:
+        """From the first to the last. The sizes are those that the storage has noted."""
+        stored = json.loads((self.folder / self.driver / f"{self.driver}-layers/layers.json").read_text())
+        sizes = {layer["diff-digest"]: layer["diff-size"] for layer in stored if "diff-digest" in layer}
+        found = self.inspect(image)
+        made_by = [step["created_by"] for step in found["history"] if not step.get("empty_layer")]
+        return [Layer(by, sizes[d], d) for by, d in zip(made_by, found["rootfs"]["diff_ids"], strict=True)]
 
     def container(self, image: str) -> Container:
         (name,) = self("from", "--pull-never", image)
-        return Container(self, name, list(self.config(image)["Entrypoint"] or []))  # type: ignore[call-overload]
+        return Container(self, name, list(self.inspect(image)["config"]["Entrypoint"]))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Fixtures: buildah, the base image, a checkout with a new problem, docker-compose. Each skips with its reason."""
+"""Fixtures: buildah, a checkout with a new problem, the images, Docker's own clients. Each skips with its reason."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import debian
 import pytest
-from building import REPOSITORY, Buildah, lines
+from building import CALLER, COMMIT, REPOSITORY, Buildah, Container, image_name, lines
+
+PROBLEMS = ["row_norms", *sorted(p.parent.name for p in REPOSITORY.glob("problems/*/Dockerfile"))]
+"""The one that `worklog new` makes in `checkout`, and those that are here."""
 
 
 def _installed(*programs: str) -> str | None:
@@ -80,27 +84,40 @@ def _copy(name: str, root: Path) -> None:
         shutil.copy2(REPOSITORY / name, root / name)
 
 
+@pytest.fixture(scope="session", params=PROBLEMS)
+def problem(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
-def compose(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """docker-compose of version 2: this machine's, or that of a Debian release which has it, unpacked."""
-    if (found := shutil.which("docker-compose")) and not lines(found, "version", "--short")[0].startswith(
-        ("1.", "v1.")
-    ):
-        return [found]
-    folder = tmp_path_factory.mktemp("compose")
-    sources, lists = folder / "sources", folder / "lists"
-    sources.mkdir()
-    lists.mkdir()
-    for file in (Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("debian.sources")):
-        if file.is_file():
-            text = re.sub(r"\bbookworm(-updates|-security)?\b", "trixie", file.read_text())
-            (sources / file.name).write_text(re.sub(r"(?s)\n\n.*", "\n", text) if file.suffix == ".sources" else text)
-    own = [f"-oDir::Etc::sourcelist={sources}/sources.list", f"-oDir::Etc::sourceparts={sources}"]
-    own += [f"-oDir::State::lists={lists}", "-oAPT::Sandbox::User=root"]
-    for argv in (["apt-get", *own, "update"], ["apt-get", *own, "download", "docker-compose"]):
-        if not shutil.which("apt-get") or subprocess.run(argv, cwd=folder, capture_output=True, check=False).returncode:
-            pytest.skip("no docker-compose of version 2 here, and no Debian package of it to be had")
-    (package,) = folder.glob("docker-compose_*.deb")
-    lines("dpkg", "-x", package, folder)
-    (program,) = (p for p in folder.glob("usr/**/docker-compose") if p.is_file() and "cli-plugins" in p.parts)
-    return [str(program)]
+def image(problem: str, buildah: Buildah, base: str, checkout: Path) -> Iterator[Container]:
+    """A container of this problem's image."""
+    name = image_name(problem)
+    buildah.build(checkout / "problems" / problem / "Dockerfile", name, checkout, BASE=base, COMMIT=COMMIT, DIRTY="0")
+    container = buildah.container(name)
+    yield container
+    buildah("rm", container.name)
+    buildah("rmi", name)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A folder of the caller's. pytest's own folders above it are closed to others."""
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o755)
+    made = tmp_path / "out"
+    made.mkdir()
+    os.chown(made, CALLER, CALLER)
+    return made
+
+
+@pytest.fixture(scope="session")
+def docker(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables with which docker and its compose are found, this machine's or Debian's, and no daemon for them."""
+    nobody = {"DOCKER_HOST": "unix:///nonexistent/docker.sock"}
+    if debian.has_compose():
+        return nobody
+    folder = tmp_path_factory.mktemp("docker")
+    if why := debian.unpack(folder, "docker-cli", "docker-compose", release=debian.WITH_COMPOSE):
+        pytest.skip(f"no docker with compose here, and {why}")
+    return {**nobody, **debian.variables(folder)}

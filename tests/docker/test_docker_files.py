@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from building import REPOSITORY, lines
-
-TEMPLATE = REPOSITORY / "src/worklog/templates/problem/Dockerfile.tmpl"
-PROBLEMS = sorted(p.parent.name for p in REPOSITORY.glob("problems/*/repro.py"))
-DOCKERFILES = [
-    *sorted(REPOSITORY.glob("docker/*Dockerfile")),
-    *sorted(REPOSITORY.glob("problems/*/Dockerfile")),
-    TEMPLATE,
-]
-MENTIONED = re.compile(r"scripts/[\w-]+")
-
-
-def pins() -> dict[str, str]:
-    text = (REPOSITORY / "docker/versions.env").read_text()
-    return {name: value.strip('"') for name, value in re.findall(r"^([A-Z_]+)=(.+)$", text, re.M)}
+from declared import DOCKERFILES, PROBLEMS, instructions, pins, services
 
 
 def requirements(*names: str) -> dict[str, set[str]]:
@@ -39,12 +23,6 @@ def requirements(*names: str) -> dict[str, set[str]]:
         ):
             found.setdefault(package, set()).add(version)
     return found
-
-
-def instructions(file: Path) -> list[str]:
-    """One string an instruction: comments left out, continued lines joined."""
-    text = re.sub(r"(?m)^\s*#.*\n", "", file.read_text())
-    return [line for line in re.sub(r"\\\n\s*", "", text).splitlines() if line.strip()]
 
 
 @pytest.fixture(params=DOCKERFILES, ids=lambda file: str(file.relative_to(REPOSITORY)))
@@ -128,11 +106,6 @@ def test_the_first_layer_is_the_same_in_every_image() -> None:
     assert all(image[: len(shared)] == shared for image in images)
 
 
-def services() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((REPOSITORY / "docker/compose.yaml").read_text())["services"]
-    return found
-
-
 class _Overrides(yaml.SafeLoader):
     """Knows the tag !reset of compose files."""
 
@@ -169,14 +142,16 @@ def test_the_ncu_service_alone_has_a_capability() -> None:
 
 def test_the_notebook_is_for_this_host_alone() -> None:
     published = {name: service["ports"] for name, service in services().items() if "ports" in service}
-    assert published == {"notebook": ["127.0.0.1:${WORKLOG_PORT:-8888}:8888"]}
+    assert published == {"notebook": ["127.0.0.1:${WORKLOG_PORT:-8888}:${WORKLOG_PORT:-8888}"]}
+    assert services()["notebook"]["command"] == ["--port=${WORKLOG_PORT:-8888}"]
     assert "ServerApp.token" not in (REPOSITORY / "docker/notebook.Dockerfile").read_text()
 
 
 @pytest.mark.images
-def test_docker_compose_accepts_the_files(compose: list[str], checkout: Path) -> None:
+def test_docker_compose_accepts_the_files(docker: dict[str, str], checkout: Path) -> None:
     """With a new problem in them; as the caller's user."""
-    own = {"WORKLOG_UID": "4242", "WORKLOG_GID": "4343"}
+    own = {**docker, "WORKLOG_UID": "4242", "WORKLOG_GID": "4343"}
+    compose = ("docker", "compose")
     whole = json.loads("\n".join(lines(*compose, "--profile", "*", "config", "--format", "json", cwd=checkout, **own)))
     files = ("-f", "docker/compose.yaml", "-f", "docker/compose.cpu.yaml")
     cpu = json.loads("\n".join(lines(*compose, *files, "config", "--format", "json", cwd=checkout, **own)))
@@ -191,132 +166,3 @@ def test_docker_compose_accepts_the_files(compose: list[str], checkout: Path) ->
         ncu = whole["services"][f"{name}_ncu"]
         assert ncu["command"] == ["profile", name, "--with", "ncu"]
         assert "--reuid=4242" in ncu["entrypoint"]
-
-
-DOCKER = """#!/bin/bash
-# Not Docker: says what it is asked for, and that it knows the runtimes in $RUNTIMES.
-case "$*" in
-  "info --format"*) [[ -n ${RUNTIMES:-} ]] && echo "{\\"Runtimes\\":{$RUNTIMES}}" ;;
-  "compose version"*) echo 2.39.1 ;;
-  "image inspect"*) echo "sha256:of-${@: -1}" ;;
-  "compose "*" build "*) ;;
-  "buildx imagetools"*) echo "$DIGEST" ;;
-  *) echo "$@"; env | grep ^WORKLOG_ | sort ;;
-esac
-"""
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Path:
-    """A folder for PATH with a docker that prints what it is asked for."""
-    (tmp_path / "docker").write_text(DOCKER)
-    (tmp_path / "docker").chmod(0o755)
-    return tmp_path
-
-
-def script(host: Path, name: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    own = {**os.environ, "PATH": f"{host}:/usr/bin:/bin", **variables}
-    argv = [REPOSITORY / "scripts" / name, *words]
-    return subprocess.run(argv, env=own, capture_output=True, text=True, check=False, timeout=60)
-
-
-def test_docker_run_takes_the_gpu_where_there_is_one(host: Path) -> None:
-    (host / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-0)'\n")
-    (host / "nvidia-smi").chmod(0o755)
-    done = script(host, "docker-run", "float8_weight_only", "--variant", "bf16_eager", RUNTIMES='"nvidia":{}')
-    assert (done.returncode, done.stderr) == (0, "on the GPU\n")
-    first, *variables = done.stdout.splitlines()
-    assert first == "compose -f docker/compose.yaml run --rm float8_weight_only --variant bf16_eager"
-    assert f"WORKLOG_UID={os.getuid()}" in variables
-    assert f"WORKLOG_GID={os.getgid()}" in variables
-    assert "WORKLOG_IMAGE=sha256:of-worklog-float8-weight-only:local" in variables
-    without = script(host, "docker-run", "float8_weight_only", RUNTIMES='"runc":{}')
-    assert without.stderr.startswith(
-        "on the CPU: Docker has no NVIDIA runtime; for the GPU install nvidia-container-toolkit"
-    )
-    assert "-f docker/compose.yaml -f docker/compose.cpu.yaml run" in without.stdout
-
-
-def test_docker_run_takes_the_cpu_where_there_is_no_gpu(host: Path) -> None:
-    done = script(host, "docker-run", "float8_weight_only", RUNTIMES='"nvidia":{}')
-    assert done.stderr == "on the CPU: nvidia-smi shows no GPU on this host\n"
-    assert "-f docker/compose.cpu.yaml run --rm float8_weight_only\n" in done.stdout
-
-
-def test_docker_run_says_what_is_missing(host: Path) -> None:
-    nobody = script(host, "docker-run", "float8_weight_only")
-    assert (nobody.returncode, nobody.stdout) == (2, "")
-    assert "no Docker daemon answers: systemctl start docker" in nobody.stderr
-    which = script(host, "docker-run")
-    assert (which.returncode, which.stderr.count("\n")) == (2, 1)
-    (host / "docker").unlink()
-    if not shutil.which("docker", path="/usr/bin:/bin"):
-        none = script(host, "docker-run", "float8_weight_only")
-        assert none.returncode == 2
-        assert "docker is not on PATH" in none.stderr
-        assert script(host, "docker-build").returncode == 2
-
-
-def test_a_port_that_is_taken(host: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        taken = script(host, "docker-run", "notebook", RUNTIMES='"runc":{}', WORKLOG_PORT=str(port))
-    assert (taken.returncode, taken.stdout) == (2, "")
-    assert f"port {port} is taken: WORKLOG_PORT={port + 1} " in taken.stderr
-    free = script(host, "docker-run", "notebook", RUNTIMES='"runc":{}', WORKLOG_PORT=str(port))
-    assert "up notebook" in free.stdout
-
-
-def test_docker_build_builds_the_base_first_and_names_the_commit(host: Path) -> None:
-    done = script(host, "docker-build", "float8_weight_only")
-    assert done.returncode == 0, done.stderr
-    base, problem, sizes = (line for line in done.stdout.splitlines() if not line.startswith("WORKLOG_"))
-    assert base == "build --file docker/base.Dockerfile --tag worklog-base:local ."
-    commit = lines("git", "rev-parse", "HEAD")[0]
-    assert problem.startswith(
-        "build --file problems/float8_weight_only/Dockerfile --tag worklog-float8-weight-only:local"
-    )
-    assert f"--build-arg COMMIT={commit} --build-arg DIRTY=" in problem
-    assert sizes.startswith("history ")
-    unknown = script(host, "docker-build", "no_such_problem")
-    assert (unknown.returncode, unknown.stdout) == (2, "")
-    assert "no problems/no_such_problem/Dockerfile" in unknown.stderr
-
-
-def test_docker_build_compares_the_digest_with_the_registrys(host: Path) -> None:
-    tag, digest = pins()["CUDA_IMAGE"].split("@")
-    same = script(host, "docker-build", "--verify", DIGEST=digest)
-    assert (same.returncode, same.stdout, same.stderr) == (0, "", "")
-    moved = script(host, "docker-build", "--verify", DIGEST="sha256:0")
-    assert moved.returncode == 1
-    assert f"{tag} is now sha256:0, docker/versions.env has {digest}" in moved.stderr
-
-
-def commands() -> list[str]:
-    text = (REPOSITORY / "DOCKER_README.md").read_text()
-    blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
-    found = [line for block in blocks for line in re.sub(r"\\\n\s*", "", block).splitlines()]
-    return [re.sub(r"\s+#.*", "", line) for line in found if line and not line.startswith("#")]
-
-
-def test_the_page_names_scripts_services_and_files_that_exist() -> None:
-    found = commands()
-    assert len(found) > 20
-    known = set(services())
-    for line in found:
-        for name in MENTIONED.findall(line):
-            assert os.access(REPOSITORY / name, os.X_OK), line
-        if words := re.search(r"compose (.*?)\b(run --rm|up|build)((?: --entrypoint \w+)?)(?: (\w+))?", line):
-            assert words[4] is None or words[4] in known, line
-            for file in re.findall(r"-f (\S+)", words[1]):
-                assert (REPOSITORY / file).is_file(), line
-        if image := re.search(r"worklog-[\w-]+:\w+", line):
-            assert image[0] in {service["image"] for service in services().values()}, line
-
-
-def test_the_page_has_the_pins() -> None:
-    text = (REPOSITORY / "DOCKER_README.md").read_text()
-    pinned = pins()
-    assert pinned["CUDA_IMAGE"].split("@")[0] in text
-    for tool in ("SYSTEMS", "COMPUTE"):
-        assert ".".join(pinned[f"NSIGHT_{tool}_VERSION"].split(".")[:3]) in text

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from building import REPOSITORY, Buildah, Container
+from building import CALLER, COMMIT, REPOSITORY, Buildah, Container
 
 pytestmark = pytest.mark.images
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CALLER = 4242
-PROBLEMS = ["row_norms", *sorted(p.parent.name for p in REPOSITORY.glob("problems/*/Dockerfile"))]
 BRIEFLY = {"float8_weight_only": ["--variant", "bf16_eager"]}
 CLOSURE = """
 import importlib.metadata as m, re
@@ -34,33 +28,6 @@ while wanted:
                 wanted.append(r.name)
 print(*sorted({plain(d.name) for d in m.distributions()} - seen))
 """
-
-
-@pytest.fixture(scope="session", params=PROBLEMS)
-def problem(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="session")
-def image(problem: str, buildah: Buildah, base: str, checkout: Path) -> Iterator[Container]:
-    name = f"localhost/worklog-{problem.replace('_', '-')}:local"
-    file = checkout / "problems" / problem / "Dockerfile"
-    buildah.build(file, name, checkout, BASE=base, COMMIT=COMMIT, DIRTY="0")
-    container = buildah.container(name)
-    yield container
-    buildah("rm", container.name)
-    buildah("rmi", name)
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
-    """A folder of the caller's. pytest's own folders above it are closed to others."""
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o755)
-    made = tmp_path / "out"
-    made.mkdir()
-    os.chown(made, CALLER, CALLER)
-    return made
 
 
 def test_help(image: Container) -> None:
@@ -99,9 +66,9 @@ def test_captures_are_the_entry_points_too(image: Container, problem: str, resul
 
 def test_the_profilers_of_versions_env_are_found(image: Container) -> None:
     found = {check["name"]: check for check in json.loads(image.sh("worklog doctor --json"))["checks"]}
-    pins = dict(re.findall(r"^(NSIGHT_\w+)=(.+)-1$", (REPOSITORY / "docker/versions.env").read_text(), re.M))
+    pins = dict(re.findall(r"^(NSIGHT_\w+)=(.+)$", (REPOSITORY / "docker/versions.env").read_text(), re.M))
     assert found["nsys"]["found"].startswith(pins["NSIGHT_SYSTEMS_VERSION"])
-    assert found["ncu"]["found"].startswith(pins["NSIGHT_COMPUTE_VERSION"])
+    assert found["ncu"]["found"].startswith(pins["NSIGHT_COMPUTE_VERSION"].rpartition(".")[0])
     assert "(on PATH)" in found["nsys"]["found"]
     assert "(on PATH)" in found["ncu"]["found"]
     assert found["container"]["found"].startswith("inside one")
@@ -197,49 +164,3 @@ def test_the_notebook_server_asks_for_a_token(buildah: Buildah, base: str, check
     finally:
         buildah("rm", container.name)
         buildah("rmi", name)
-
-
-def test_a_change_of_code_installs_nothing(buildah: Buildah, base: str, checkout: Path, tmp_path: Path) -> None:
-    """With one small package in the place of torch: the layers are what matters, and each is a copy here."""
-    root = tmp_path / "checkout"
-    shutil.copytree(checkout, root)
-    (root / "requirements/base.txt").write_text("packaging==26.3\n")
-    file = root / "problems/row_norms/Dockerfile"
-    first = "\n".join(buildah.build(file, "localhost/layers:1", root, "--layers", BASE=base))
-    assert "Successfully installed packaging" in first
-    (root / "src/worklog/__init__.py").write_text("CHANGED = True\n")
-    second = "\n".join(buildah.build(file, "localhost/layers:2", root, "--layers", BASE=base, COMMIT=COMMIT))
-    assert "Successfully installed" not in second
-    assert second.count("Using cache") >= 4
-    container = buildah.container("localhost/layers:2")
-    assert "CHANGED" in container.sh("cat src/worklog/__init__.py")
-    buildah("rm", container.name)
-
-
-def test_the_context_is_small(buildah: Buildah, checkout: Path, tmp_path: Path) -> None:
-    """What .dockerignore lets through, reports left out."""
-    (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
-    buildah.build(tmp_path / "Dockerfile", "localhost/context:local", checkout)
-    (name,) = buildah("from", "--pull-never", "localhost/context:local")
-    (root,) = buildah("mount", name)
-    sizes: dict[str, int] = {}
-    for path in Path(root).rglob("*"):
-        if path.is_file():
-            top = path.relative_to(root).parts[0]
-            sizes[top] = sizes.get(top, 0) + path.stat().st_size
-    kept = {str(p.relative_to(root)) for p in Path(root).glob("reports/**/*") if p.is_file()}
-    buildah("umount", name)
-    buildah("rm", name)
-    assert set(sizes) <= {
-        "LICENSE",
-        "README.md",
-        "pyproject.toml",
-        "requirements",
-        "scripts",
-        "src",
-        "problems",
-        "reports",
-    }
-    print(f"\ncontext in bytes: {sizes}")
-    assert sum(size for top, size in sizes.items() if top != "reports") < 5_000_000
-    assert {Path(name).name for name in kept} <= {"record.json"}
