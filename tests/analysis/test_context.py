@@ -78,6 +78,33 @@ def test_place_of_backward_work_is_that_of_its_forward_operator() -> None:
     assert contexts(t).backward == (1, 1)  # AccumulateGrad has no forward operator
 
 
+def test_a_forward_operator_began_before_its_backward_one() -> None:
+    """A number that a clock of zeros, or another file, made equal must not hang an operator below itself."""
+    rows = [(10, 50, 0, OPERATOR, "AddmmBackward0", 5, 1), (10, 20, 0, OPERATOR, "aten::addmm", 5, 0)]
+    t = with_frames(trace([], [(15, 16, LAUNCH)]), rows)
+    assert contexts(t).backward == (1, 0)
+    assert place(t, [0]) == ["AddmmBackward0 (backward)"]
+
+
+def test_forward_threads_are_told_apart_by_the_numbers_that_they_hold() -> None:
+    """Numbers are counted by thread: both have a 1. Thread 20 alone has what autograd's thread 2 asks for."""
+    rows = [
+        plain(0, 90, ANNOTATION, "first", 10),
+        (1, 5, 10, OPERATOR, "aten::a", 1, 0),
+        plain(0, 90, ANNOTATION, "second", 20),
+        (1, 5, 20, OPERATOR, "aten::b", 1, 0),
+        (6, 9, 20, OPERATOR, "aten::c", 2, 0),
+        (100, 110, 30, OPERATOR, "BBackward0", 1, 2),
+        (120, 130, 30, OPERATOR, "CBackward0", 2, 2),
+    ]
+    t = with_frames(trace([], [(105, 106, LAUNCH), (125, 126, LAUNCH)], thread=[30, 30]), rows)
+    assert place(t, [0]) == ["second, BBackward0 (backward)"]
+    assert place(t, [1]) == ["second, CBackward0 (backward)"]
+    unclear = with_frames(t, rows[:-1])  # either thread may have made it
+    assert contexts(unclear).backward == (1, 0)
+    assert place(unclear, [0]) == ["BBackward0 (backward)"]
+
+
 def test_places_by_frequency_or_by_cost_and_no_more_than_asked_for() -> None:
     t = launching((250, 0), (145, 0), (150, 0), (400, 0))
     linear, net, main = "Net.Linear, net.py:16 forward, aten::linear", "Net, net.py:16 forward", "train.py:30 main"

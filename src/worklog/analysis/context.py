@@ -7,20 +7,18 @@ torch's emit_nvtx (`nsys --pytorch=autograd-nvtx`), `aten::addmm, seq = 12, op_i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
 
-from worklog.analysis.labels import BACKWARD, SIZE, labels
+from worklog.analysis.labels import BACKWARD, INSTANCE, SIZE, labels
 from worklog.analysis.nesting import Nesting, compress, levels, nest
 from worklog.traces.schema import ANNOTATION, MODULE, OPERATOR, PYTHON, Trace
-
-_INSTANCE = re.compile(r"_\d+$")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +41,12 @@ class Contexts:
 
     def around(self, thread: Any, start: Any, end: Any) -> Any:
         """For each interval on a thread the position of the innermost frame kept that encloses it, -1: none does."""
-        found = self.nesting.around(thread, start, end)
-        nearest = np.where(self.kept, np.arange(len(self.kept)), compress(self.nesting.parent, self.kept))
-        return np.append(nearest, -1)[found]
+        return np.append(self.nearest, -1)[self.nesting.around(thread, start, end)]
+
+    @cached_property
+    def nearest(self) -> Any:
+        """Of each the position of itself if it is kept, else of the nearest one kept around it, -1: none."""
+        return np.where(self.kept, np.arange(len(self.kept)), compress(self.nesting.parent, self.kept))
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def place(trace: Trace, call_rows: Any, limit: int = 3, cost: Any = None) -> lis
 
 def describe(path: Sequence[tuple[int, str]]) -> str:
     """`path` is (kind, text), outermost first; see `place`."""
-    modules = ".".join(_INSTANCE.sub("", text) for kind, text in path if kind == MODULE)
+    modules = ".".join(INSTANCE.sub("", text) for kind, text in path if kind == MODULE)
     lines = [text for kind, text in path if kind == PYTHON]
     ranges = [text for kind, text in path if kind == ANNOTATION]
     outer = [at for at, (kind, _) in enumerate(path) if kind not in (OPERATOR, BACKWARD)]
@@ -155,7 +156,9 @@ def _contexts(trace: Trace, libraries: bool) -> Contexts:
     known = labels(frames)
     kind, text = known.kind, known.text
     same = (np.append(kind, -1)[nesting.parent] == BACKWARD) & (np.append(text, -1)[nesting.parent] == text)
-    twice = (kind == BACKWARD) & same  # evaluate_function: AddmmBackward0, and in it AddmmBackward0
+    twice = (
+        (kind == OPERATOR) | (kind == BACKWARD)
+    ) & same  # evaluate_function: AddmmBackward0, and in it AddmmBackward0
     kept = ~twice & (libraries | ~known.plumbing)
     own = np.flatnonzero((kind == BACKWARD) & ~twice)
     forward = _forward(nesting, kind, known.sequence, frames["forward_thread"].to_numpy(), own)

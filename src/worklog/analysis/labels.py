@@ -28,6 +28,8 @@ PLUMBING = re.compile(
     r"<|(.*-packages/)?torch/|(.*/lib/python3[^/]*/)?(contextlib|functools|runpy|threading|typing)\.py\("
 )
 """Python frames that say nothing of the program: built-in functions, frozen modules, torch itself, what wraps calls."""
+INSTANCE = re.compile(r"_\d+$")
+"""What torch.profiler puts after the class of a module: the first Linear that ran is Linear_0."""
 OPERATORS = re.compile(r"[A-Za-z_]\w*::\S")
 BACKWARDS = re.compile(rf"{EVALUATE}|.*Backward\d*$", re.DOTALL)
 

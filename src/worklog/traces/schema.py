@@ -146,7 +146,7 @@ class Trace:
         if range_name is None:
             occurrence, called = np.zeros(len(act), np.int64), np.ones(len(self.calls), bool)
         else:
-            of_call = self._occurrence(range_name)
+            of_call = self.occurrence(range_name, self.calls)
             called, call = of_call >= 0, act["call"].to_numpy()
             occurrence = np.where(call >= 0, of_call[call], -1) if len(of_call) else np.full(len(act), -1)
         launched = occurrence >= 0
@@ -168,15 +168,15 @@ class Trace:
             spans,
         )
 
-    def _occurrence(self, name: str) -> Any:
-        """For each call the number of the range's occurrence in which it began, -1: outside of them."""
+    def occurrence(self, name: str, table: pd.DataFrame) -> Any:
+        """For each row of calls or frames the number of the range's occurrence in which it began, -1: outside."""
         names = self.ranges["name"].astype(str)
         mine = self.ranges[(names == name) | (names.str.startswith("ProfilerStep#") & (name == "ProfilerStep"))]
         if mine.empty:
             known = ", ".join(sorted({str(other) for other in names})[:8])
             raise ProblemError(f"{self.file}: has no NVTX range {name!r}; its ranges: {known or 'none'}.")
-        found = np.full(len(self.calls), -1, np.int64)
-        process, start = self.calls["process"].to_numpy(), self.calls["start_ns"].to_numpy()
+        found = np.full(len(table), -1, np.int64)
+        process, start = table["process"].to_numpy(), table["start_ns"].to_numpy()
         base = 0
         for owner, own in mine.groupby("process"):
             times = Intervals.apart(own["start_ns"], own["end_ns"] + 1)  # a call at the very end is inside
