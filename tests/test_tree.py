@@ -267,8 +267,8 @@ def test_text_from_above_shows_kernel_time_by_module_with_the_backward(trained: 
         " 4.8%  20 us █▉            │  │  └─ aten::conv2d → cudaLaunchKernel → conv",
         " 7.1%  30 us ██▊           │  └─ Conv2d_1 → cudaLaunchKernel → conv",
         " 4.8%  20 us █▉            └─ replay → cudaGraphLaunch",
-        " 2.4%  10 us ▉                ├─ fused",
-        " 2.4%  10 us ▉                └─ \N{REPLACEMENT CHARACTER}[2Jother[red]",
+        " 2.4%  10 us ▉                ├─ \N{REPLACEMENT CHARACTER}[2Jother[red]",
+        " 2.4%  10 us ▉                └─ fused",
     ]
     assert "Kernels of a CUDA graph hang below its launch" in out
     assert "Of 1 backward operators 1 stand in the place of their forward one." in out

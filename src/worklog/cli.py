@@ -242,6 +242,44 @@ def diff_verb(
     console.print(rendered.report(found, console.width))
 
 
+@app.command("tree")
+def tree_verb(
+    file: Annotated[Path, typer.Argument(help="An nsys .sqlite or torch.profiler's .json(.gz).")],
+    view: Annotated[
+        Literal["top-down", "bottom-up", "flat"], typer.Option(help="From the program, from the kernels, or as tables.")
+    ] = "top-down",
+    metric: Annotated[
+        Literal["kernel", "copy", "launches", "idle", "cpu"] | None,
+        typer.Option(help="What is counted; cpu: operators on the host. Default: kernel, without a GPU cpu."),
+    ] = None,
+    range_name: Annotated[
+        str | None, typer.Option("--range", help="An NVTX range, or ProfilerStep; default: the whole trace.")
+    ] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Levels below the root. Default: all.")] = None,
+    min_share: Annotated[float, typer.Option(min=0, max=1, help="Fold what costs less than this of all.")] = 0.01,
+    fold: Annotated[bool, typer.Option("--fold", help="Modules of one class in one place are one.")] = False,
+    libraries: Annotated[bool, typer.Option("--libraries", help="Show Python frames of torch and Python too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Which module, line and operator the time of kernels, copies and gaps belongs to.
+
+    Exit code 0: printed; 2: the file has no timeline or no such range.
+
+    Example: worklog tree trace.json.gz --metric copy --view bottom-up
+    """
+    from worklog.analysis import views
+    from worklog.render import tree
+
+    err, console = Console(stderr=True, highlight=False), Console(highlight=False)
+    console.width = console.width if console.is_terminal else terminal.WIDTH
+    with err.status(f"reading {file.name}"):
+        found = views.tree(file, view, metric, range_name, depth, min_share, fold=fold, libraries=libraries)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        console.print(tree.report(found, console.width))
+
+
 @app.command("compare")
 def compare_verb(
     records: Annotated[list[Path], typer.Argument(help="Run folders, or their record.json; the first is this GPU's.")],
