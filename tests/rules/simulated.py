@@ -64,7 +64,8 @@ class Program:
     def diagnosis(self, folder: Path, range_name: str | None = None) -> dict[str, Any]:
         file = folder / f"{len(list(folder.iterdir()))}.json"
         file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": self.events}))
-        return diagnose(file, range_name)
+        found: dict[str, Any] = json.loads(json.dumps(diagnose(file, range_name)))
+        return found
 
     def _call(self, name: str, ns: int) -> None:
         self.correlation += 1

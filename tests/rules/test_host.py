@@ -47,6 +47,31 @@ def test_idle_time_that_recording_may_have_made_is_no_finding(tmp_path: Path) ->
     assert finding(eager(200_000, 16_000, frames=60).diagnosis(tmp_path), "host_bound") is not None
 
 
+def test_one_gap_that_holds_most_of_it_is_called_so(tmp_path: Path) -> None:
+    program = eager(20_000, 10_000)
+    program.host(5_000_000)
+    program.kernel("gemm", 10_000)
+    found = finding(program.diagnosis(tmp_path), "host_bound")
+    assert found is not None
+    assert "most of it once" in found["title"]
+    assert "too late" in (finding(eager(20_000, 10_000).diagnosis(tmp_path), "host_bound") or {})["title"]
+
+
+def test_launches_of_graphs_whose_nodes_are_traced_may_be_long_for_that(tmp_path: Path) -> None:
+    """50 nodes of 2 us each are over before their launch returns, and Python takes 5 us until the next replay."""
+    for call, expected in (("cudaGraphLaunch", False), ("cudaLaunchKernel", True)):
+        program = Program()
+        for _ in range(20):
+            start = program.now
+            program._call(call, 200_000)
+            for _ in range(50):
+                program._work("kernel", "gemm", 2_000, 7, start + 4_000)
+            program.host(5_000)
+        found = program.diagnosis(tmp_path)
+        assert (finding(found, "host_bound") is not None) is expected
+        assert bool(reasons(found, "host_bound")) is not expected
+
+
 def test_calls_that_launch_nothing_count_as_recorded_too(tmp_path: Path) -> None:
     program = Program()
     for _ in range(40):

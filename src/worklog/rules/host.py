@@ -38,10 +38,12 @@ def host_bound(case: Case) -> Finding | Abstained | None:
     if (line.accounting_ns["host"] - profiler) < MATERIAL * (line.span_ns - profiler):
         return Abstained("host_bound", _artefact(case, f"the GPU waits for the host for {share:.0%} of the time"))
     following, cost = late["next"].to_numpy(), late["host"].to_numpy()
+    once = 2 * int(cost.max()) > line.accounting_ns["host"]
     return Finding(
         rule="host_bound",
         level="coarse",
-        title=f"The GPU waits for the host for {share:.0%} of the time: work is asked for too late",
+        title=f"The GPU waits for the host for {share:.0%} of the time: "
+        + ("most of it once, in one gap" if once else "work is asked for too late"),
         share=share,
         gain_upper_bound=share,
         evidence={
@@ -50,6 +52,7 @@ def host_bound(case: Case) -> Finding | Abstained | None:
             "of_it_the_profiler_at_most_ns": profiler,
             "gaps": len(late),
             "median_gap_ns": round(float(np.median(cost))),
+            "largest_gap_ns": int(cost.max()),
             "host_slowed_by_recorded_stacks": case.trace.stacks,
         },
         where=places(case, following, cost),
@@ -105,22 +108,26 @@ def launch_bound(case: Case) -> Finding | Abstained | None:
 def _profiled(case: Case, late: Any) -> Any:
     """For each gap what recording cost the thread that ended it, since it ended the one before or the window began.
 
-    All of that may have made it late, also what was recorded while the device still had work.
+    All of that may have made it late, also what was recorded while the device still had work. Of a call that launches a
+    graph it may be all: tracing the nodes inside slows the launch of each.
     """
     calls, frames, windows = case.trace.calls, case.trace.frames, case.selection.windows[case.timeline.device]
     call = case.trace.activities["call"].to_numpy()[late["next"].to_numpy()]
     thread, asked = calls["thread"].to_numpy()[call], calls["start_ns"].to_numpy()[call]
     since = windows.start[np.searchsorted(windows.start, late["start_ns"].to_numpy(), side="right") - 1]
+    ran = calls["end_ns"].to_numpy() - calls["start_ns"].to_numpy()
     spent = np.zeros(len(late), np.int64)
     for one in np.unique(thread):
         mine = thread == one
         until = np.maximum.accumulate(asked[mine])
         after = np.maximum(np.append(since[mine][:1], until[:-1]), since[mine])
-        for table, each in ((calls, CALL_NS), (frames, FRAME_NS)):
-            start = table["start_ns"].to_numpy()[table["thread"].to_numpy() == one]
-            start = start if (start[1:] >= start[:-1]).all() else np.sort(start)
-            count = np.searchsorted(start, until, side="right") - np.searchsorted(start, after, side="right")
-            spent[mine] += each * np.maximum(count, 0)
+        for table, cost in ((calls, np.where(calls["graph"], np.maximum(ran, CALL_NS), CALL_NS)), (frames, FRAME_NS)):
+            own = np.flatnonzero(table["thread"].to_numpy() == one)
+            start = table["start_ns"].to_numpy()[own]
+            order = np.argsort(start, kind="stable")
+            total = np.append(0, np.cumsum(np.broadcast_to(cost, len(table))[own][order]))
+            ends = (np.searchsorted(start[order], at, side="right") for at in (np.maximum(until, after), after))
+            spent[mine] += np.subtract(*(total[end] for end in ends))
     return spent
 
 
