@@ -256,9 +256,12 @@ def test_spread_noise_and_foreign_names_in_a_terminal(tmp_path: Path) -> None:
     assert code == 0
     assert "\x1b" not in out
     assert "[red]" in out
-    assert "One occurrence: the mean of 3 before and of 3 after. +-: 95 % interval over the occurrences." in out
+    assert (
+        "One occurrence: the mean of 3 before and of 3 after. +-: 95 % interval over the occurrences; ~: within it"
+        in out
+    )
     # Variances 16/3 and 1 of three samples each: 2.72 degrees of freedom, 4.3027 * sqrt(19 / 9).
-    assert "GPU 0: 63.3 us -> 64 us, 0.667 us more (+- 6.25 us, within noise), 1.01 times as long" in out
+    assert "GPU 0: 63.333 us -> 64 us, 0.667 us more (+- 6.2516 us, within noise), 1.01 times as long" in out
 
 
 def test_json_alone_on_stdout(tmp_path: Path) -> None:

@@ -241,6 +241,26 @@ def test_a_kernel_of_some_occurrences_only_has_the_spread_of_that() -> None:
     assert term.within_noise
 
 
+def test_what_crosses_into_the_next_occurrence_is_still_one_launch() -> None:
+    """Both steps are asked for at once: the window of the second begins where the first one's kernels end."""
+    rows = [("a", 0, 40), ("slow", 40, 140), ("a", 100, 145), ("slow", 150, 240)]
+    before = kernels(rows, asked=[0, 5, 50, 55], steps=[(0, 20), (50, 70)])
+    side = ledger(before, before.select("step"), 0)
+    assert side.spans_ns.tolist() == [140, 100]
+    counts = side.spent.assign(name=side.entries["name"][side.spent["entry"]].to_numpy())
+    counts = counts[counts["name"].isin(["a", "slow"])].groupby(["name", "occurrence"])[["count", "ns"]].sum()
+    assert counts.to_dict("index") == {
+        ("a", 0): {"count": 2, "ns": 85},
+        ("slow", 0): {"count": 1, "ns": 100},
+        ("slow", 1): {"count": 1, "ns": 90},
+    }
+    assert [
+        term.before.count
+        for term in diff(side, ledger(kernels([("b", 0, 9)]), kernels([("b", 0, 9)]).select(), 0)).terms
+        if term.name == "a"
+    ] == [1.0]
+
+
 def test_one_occurrence_has_no_spread() -> None:
     found = compared(stepped([(30, 10)]), stepped([(40, 10), (41, 10)]), "step")
     assert (found.spread_ns, found.within_noise) == (None, None)

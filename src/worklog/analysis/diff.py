@@ -108,20 +108,15 @@ class _Side:
         exclusive, hidden = ledger.per_occurrence()
         spent = ledger.spent.assign(number=number[ledger.spent["entry"]])
         spent = spent.groupby(["number", "occurrence"])[["count", "ns", "exclusive_ns"]].sum().reset_index()
-        groups, values = (
-            spent["number"].to_numpy(),
-            {
-                "count": spent["count"],
-                "exclusive": spent["exclusive_ns"],
-                "hidden": spent["ns"] - spent["exclusive_ns"],
-            },
-        )
-        launched = np.bincount(groups, minlength=size)
-        variance = {
-            name: _variances(groups, value.to_numpy(float), size, np.full(size, ledger.occurrences))
-            for name, value in values.items()
+        values = {
+            "count": spent["count"],
+            "exclusive": spent["exclusive_ns"],
+            "hidden": spent["ns"] - spent["exclusive_ns"],
         }
-        variance["launch"] = _variances(groups, (spent["ns"] / spent["count"]).to_numpy(float), size, launched)
+        groups, every = spent["number"].to_numpy(), np.full(size, ledger.occurrences)
+        launched = np.bincount(groups, minlength=size)
+        variance = {name: _variances(groups, of, size, every) for name, of in values.items()}
+        variance["launch"] = _variances(groups, spent["ns"] / spent["count"], size, launched)
         summed = [np.zeros(size, np.int64) for _ in range(3)]
         for total, value in zip(summed, (exclusive, hidden, ledger.entries["count"].to_numpy()), strict=True):
             np.add.at(total, number, value)
@@ -213,7 +208,7 @@ def _noise(ns: int, spread: float) -> tuple[float | None, bool | None]:
 
 def _variances(group: Any, values: Any, size: int, counts: Any) -> Any:
     """Of each group; of its `counts` values those that are not given are 0. NaN for fewer than two."""
-    counts = np.maximum(counts, 1)
+    counts, values = np.maximum(counts, 1), np.asarray(values, dtype=float)
     mean = np.bincount(group, values, size) / counts
     squares = np.bincount(group, (values - mean[group]) ** 2, size)
     squares = squares + (counts - np.bincount(group, minlength=size)) * mean**2

@@ -31,7 +31,8 @@ class Ledger:
     entries: pd.DataFrame
     """Sorted by KEY, its columns, all text; and count, ns, exclusive_ns (summed over the occurrences), first_ns."""
     spent: pd.DataFrame
-    """entry (row of entries), occurrence, count, ns, exclusive_ns; exclusive_ns adds up to spans_ns."""
+    """entry (row of entries), occurrence in which it began, count, ns, exclusive_ns; exclusive_ns adds up to the spans.
+    """
 
     def per_occurrence(self) -> tuple[Any, Any]:
         """For each entry (exclusive, hidden) ns of one occurrence, integers.
@@ -57,7 +58,9 @@ def ledger(trace: Trace, selection: Selection, device: int, modules: Any = None,
     pieces = attribute(trace, device, occurrences)
     entry, entries = _entries(trace, pieces["row"].to_numpy(), modules, apart)
     pieces["entry"] = entry
-    pieces["count"] = 1
+    begins = ~pieces["row"].duplicated().to_numpy()  # what crosses into the next occurrence is of the first, whole
+    pieces["count"] = begins
+    pieces["occurrence"] = pieces["occurrence"].to_numpy()[begins][np.cumsum(begins) - 1]
     idle, names = _idle(trace, selection, device, occurrences)
     idle["entry"] += len(entries)
     entries = pd.concat([entries, names], ignore_index=True)

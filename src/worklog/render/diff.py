@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from worklog.render.diagnosis import clean
-from worklog.render.terminal import microseconds, three
+from worklog.render.terminal import three
 from worklog.traces.activity import short_name
 
 ROWS = 12
@@ -20,6 +20,7 @@ NARROW = 90
 CELLS = 28
 BROKEN = 0.6
 """A waterfall whose lowest point is above this part of its highest does not begin at nothing, and says so."""
+NOISE = "~"
 SMALL = 0.002
 """Rows below this part of all changes are folded."""
 MEANING = {
@@ -34,6 +35,7 @@ IDLE = {
     "sync": "the host still waited for work that was over",
     "unexplained": "the trace cannot tell why",
 }
+KERNELS = {*PAIRS, *PAIRS.values()}
 SUMS = {
     "kernels": ("compute",),
     "communication": ("communication",),
@@ -88,13 +90,18 @@ def _heading(device: dict[str, Any]) -> Text:
     before, after, delta = device["before_ns"], device["after_ns"], device["delta_ns"]
     one, two = device["before_device"], device["after_device"]
     name = f"GPU {two}" if one == two else f"GPU {one}, then GPU {two}"
-    change = "no change" if not delta else f"{microseconds(abs(delta) / 1e3)} {'more' if delta > 0 else 'less'}"
+    change = f"{_time(abs(delta))} {'more' if delta > 0 else 'less'}" if delta else "no change"
     ratio = f", {three(after / before)} times as long" if before and delta else ""
     noise = ""
     if delta and device["spread_ns"] is not None:
-        noise = f" (+- {microseconds(device['spread_ns'] / 1e3)}{', within noise' if device['within_noise'] else ''})"
-    text = f"{name}: {microseconds(before / 1e3)} -> {microseconds(after / 1e3)}, {change}{noise}{ratio}"
-    return Text(text, style="bold")
+        noise = f" (+- {_time(device['spread_ns'])}{', within noise' if device['within_noise'] else ''})"
+    return Text(f"{name}: {_time(before)} -> {_time(after)}, {change}{noise}{ratio}", style="bold")
+
+
+def _time(ns: float) -> str:
+    """Five digits, for two times that are close to one another."""
+    size, unit = next((size, unit) for size, unit in ((1e9, "s"), (1e6, "ms"), (0.0, "us")) if ns >= size)
+    return f"{ns / (size or 1e3):.5g} {unit}"
 
 
 def _basis(occurrences: tuple[int, int]) -> str:
@@ -104,7 +111,7 @@ def _basis(occurrences: tuple[int, int]) -> str:
     means = f"One occurrence: the mean of {one} before and of {two} after."
     if 1 in occurrences:
         return f"{means} With a single one on a side no spread is known."
-    return f"{means} +-: 95 % interval over the occurrences."
+    return f"{means} +-: 95 % interval over the occurrences; {NOISE}: within it, so maybe noise."
 
 
 def _summed(terms: Sequence[dict[str, Any]]) -> str:
@@ -151,13 +158,14 @@ def _waterfall(device: dict[str, Any], width: int) -> Table:
     add("before", Text(), "", exact(device["before_ns"]), "", axis.total(device["before_ns"]), "bold")
     for at, row in enumerate(folded):
         inside = row.spread_ns is not None and abs(row.ns) <= row.spread_ns
+        number = NOISE * inside + exact(row.ns, sign=True)
         spread = "" if row.spread_ns is None else exact(round(row.spread_ns))
         last = bool(rest) and at == len(shown)
         what = Text(f"{len(row.terms)} terms") if last else _what(row)
         kind = "others" if last else row.terms[0]["kind"]
         launches = "" if last else _launches(row)
         dim = "dim" if inside or last else ""
-        add(kind, what, launches, exact(row.ns, sign=True), spread, axis.step(running[at], running[at + 1]), dim)
+        add(kind, what, launches, number, spread, axis.step(running[at], running[at + 1]), dim)
     add("after", Text(), "", exact(device["after_ns"]), "", axis.total(device["after_ns"]), "bold")
     return table
 
@@ -176,7 +184,7 @@ def _what(row: Row) -> Text:
     if term["kind"] == "idle":
         return Text(IDLE[term["name"]])
     old, new = term["before"], term["after"]
-    name = clean(short_name(term["name"]))
+    name = clean(short_name(term["name"]) if term["kind"] in KERNELS else term["name"])
     if old and new and old["name"] != new["name"]:
         name = f"{name} (was {clean(short_name(old['name']))})"
     shapes = {side["shape"] for one in row.terms for side in (one["before"], one["after"]) if side}
