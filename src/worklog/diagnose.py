@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from worklog.analysis import kernels, queue, timeline
+from worklog.analysis import collectives, kernels, queue, ranks, timeline
 from worklog.problem import ProblemError
-from worklog.rules import Abstained, Case, Finding
+from worklog.rules import Abstained, Case, Finding, communication
 from worklog.rules.coarse import RULES
 from worklog.rules.memory import peak_memory
 from worklog.traces import files, kineto, memory, ncu, nsys
@@ -20,38 +20,77 @@ TOOLS = {"nsys": "nsys", "kineto": "torch.profiler", "memory": "torch.cuda.memor
 DURATION = "gpu__time_duration.sum"
 
 
+@dataclass(frozen=True)
+class Examined:
+    """What one file says, and what others need of it if it is one of several ranks."""
+
+    diagnosis: dict[str, Any]
+    rank: int | None
+    members: Sequence[collectives.Rank] = ()
+    """Of a timeline, each of its devices; `rank` zero where the trace does not say it."""
+
+
 def diagnose(file: Path, range_name: str | None = None) -> dict[str, Any]:
     """Of any file that worklog.traces reads; of a timeline the range(s) `range_name` (schema.Trace.select).
 
     Keys: source {tool, tool_version, file, sha256}; devices [{device, span_ns, accounting_ns (timeline.PARTS, whose
     sum is span_ns), busy_ns, kernel_count, queue (analysis.queue)}]; kernels [{name, count, total_ns, share_of_span}]
-    of all devices, the share being of the sum of their spans; findings, most costly first; coverage; abstained [{rule, reason}]. An ncu
-    report has no timeline: devices is [] and share_of_span None. A memory snapshot has `memory` (traces.memory, without
-    its curve) beside. Raises ProblemError for a file that no reader takes, or a range that is not there.
+    of all devices, the share being of the sum of their spans; findings, most costly first; coverage; abstained [{rule,
+    reason}]. An ncu report has no timeline: devices is [] and share_of_span None. A memory snapshot has `memory`
+    (traces.memory, without its curve) beside, a timeline of several devices whose kernels communicate `collectives`
+    (analysis.ranks.summary). Raises ProblemError for a file that no reader takes, or a range that is not there.
     """
+    one = examine(file, range_name)
+    talking = [member for member in one.members if len(member.collectives)]
+    if len(talking) == 1:
+        return with_rules(one.diagnosis, communication.alone(talking[0]))
+    if not talking:
+        return one.diagnosis
+    together = ranks.together(talking)
+    said = [rule(together) for rule in communication.RULES.values()]
+    return {**with_rules(one.diagnosis, said), "collectives": ranks.summary(together)}
+
+
+def examine(file: Path, range_name: str | None = None) -> Examined:
+    """As `diagnose`, but without a word about communication between devices."""
     kind = files.kind(file)
     if range_name is not None and kind not in ("nsys", "kineto"):
         raise ProblemError(f"{file}: only timelines (nsys, torch.profiler) have ranges; leave --range out.")
     found: dict[str, Any]
+    members: list[collectives.Rank] = []
+    rank = None
     if kind == "memory":
         found = _snapshot(memory.read(file))
     elif kind == "ncu":
         found = {**_without_timeline("an ncu report"), "kernels": _counted(ncu.launches(file, [DURATION]))}
     else:
-        found = _timelines(nsys.tables(file) if kind == "nsys" else kineto.tables(file), range_name)
+        trace = nsys.tables(file) if kind == "nsys" else kineto.tables(file)
+        found, members = _timelines(trace, range_name)
+        rank = trace.rank
     with file.open("rb") as stream:
         sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     source = {"tool": TOOLS[kind], "tool_version": found.pop("tool_version", None), "file": str(file), "sha256": sha256}
-    return {"source": source, **found}
+    return Examined({"source": source, **found}, rank, members)
 
 
-def _timelines(trace: Trace, range_name: str | None) -> dict[str, Any]:
+def with_rules(diagnosis: dict[str, Any], said: Sequence[Finding | Abstained | None]) -> dict[str, Any]:
+    """With what these rules say too; findings most costly first."""
+    found = [asdict(one) for one in said if isinstance(one, Finding)]
+    reasons = [asdict(one) for one in said if isinstance(one, Abstained)]
+    return {
+        **diagnosis,
+        "findings": sorted([*diagnosis["findings"], *found], key=lambda finding: -finding["share"]),
+        "abstained": [*diagnosis["abstained"], *reasons],
+    }
+
+
+def _timelines(trace: Trace, range_name: str | None) -> tuple[dict[str, Any], list[collectives.Rank]]:
     chosen = trace.select(range_name)
     lines = [timeline.account(trace, device, window) for device, window in chosen.windows.items()]
     findings, abstained = _rules(trace, chosen, lines)
     span = sum(line.span_ns for line in lines)
     of_device = trace.activities["device"].to_numpy()[timeline.launched_kernels(trace, chosen.launched)]
-    return {
+    found = {
         "tool_version": trace.tool_version,
         "devices": [
             {
@@ -72,6 +111,8 @@ def _timelines(trace: Trace, range_name: str | None) -> dict[str, Any]:
         "coverage": _coverage(trace, chosen, lines),
         "abstained": [asdict(one) for one in dict.fromkeys(abstained)],
     }
+    whole = lines if range_name is None else [timeline.account(trace, *one) for one in trace.select().windows.items()]
+    return found, collectives.of_trace(trace, chosen, lines, whole)
 
 
 def _rules(

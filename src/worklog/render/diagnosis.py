@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from worklog.render import collectives
 from worklog.render.terminal import microseconds, size
 from worklog.traces.activity import short_name
 
 PARTS = {
     "compute": ("█", "green", "kernels"),
     "communication": ("▓", "blue", "kernels of collectives, beside no other kernel"),
+    "waiting": ("w", "cyan", "kernels of collectives that wait for another rank, beside no other kernel"),
     "copy": ("▒", "yellow", "copies, beside no kernel"),
     "memset": ("░", "yellow", "memsets, beside nothing else"),
     "launch": ("l", "magenta", "idle, work on its way: the call had begun when the gap did"),
@@ -23,6 +26,12 @@ PARTS = {
 }
 KERNELS = 8
 BLOCKS = 5
+UNITS: dict[str, Callable[[Any], str]] = {
+    "_ns": lambda ns: microseconds(ns / 1e3),
+    "_us": microseconds,
+    "_bytes": size,
+    "_share": lambda share: f"{share:.0%}",
+}
 MISSING = {
     "launches_without_activity": "launches of kernels have no row of GPU activity",
     "graph_replays_without_activity": "replays of CUDA graphs have no row of GPU activity: later gaps are unexplained",
@@ -45,8 +54,11 @@ def report(found: dict[str, Any], width: int = 120) -> Group:
         parts += [Text(), _memory(found["memory"])]
     if found["kernels"]:
         parts += [Text(), _kernels(found["kernels"])]
+    if "collectives" in found:
+        parts += [Text(), collectives.table(found["collectives"])]
+    names = {kernel["name"] for kernel in found["kernels"]}
     for finding in found["findings"]:
-        parts += [Text(), *_finding(finding)]
+        parts += [Text(), *explained(finding, names)]
     parts += [Text(), *_unknown(found)]
     return Group(*parts)
 
@@ -62,7 +74,7 @@ def bar(accounting: dict[str, int], width: int) -> Text:
     for part in sorted(accounting, key=lambda part: -(accounting[part] * width % span))[:left]:
         cells[part] += 1
     for part, (letter, colour, _) in PARTS.items():
-        line.append(letter * cells[part], style=colour)
+        line.append(letter * cells.get(part, 0), style=colour)
     return line
 
 
@@ -73,11 +85,31 @@ def _device(device: dict[str, Any], width: int) -> list[RenderableType]:
     for side in sides:
         table.add_column(justify=side)
     for part, (letter, colour, words) in PARTS.items():
-        if ns := device["accounting_ns"][part]:
+        if ns := device["accounting_ns"].get(part):
             table.add_row(Text(letter, style=colour), part, microseconds(ns / 1e3), f"{ns / span:.1%}", words)
     busy = device["busy_ns"] / span if span else 0.0
     heading = f"GPU {device['device']}: {microseconds(span / 1e3)}, busy {busy:.1%}, {device['kernel_count']} kernels"
-    return [Text(heading, style="bold"), bar(device["accounting_ns"], min(width, 100)), table]
+    return [
+        Text(heading, style="bold"),
+        bar(device["accounting_ns"], min(width, 100)),
+        table,
+        *_queue(device["queue"]),
+    ]
+
+
+def _queue(queue: dict[str, Any]) -> list[Text]:
+    """How long kernels waited beyond their launch call and their stream's other work."""
+    said = {"launched": "kernels began", "in_graphs": "later kernels of CUDA graphs began"}
+    return [
+        Text(
+            f"{said[which]} {microseconds(waits['median_ns'] / 1e3)} after launch call and stream let them "
+            f"(median of {waits['kernels']}; p90 {microseconds(waits['p90_ns'] / 1e3)}; "
+            f"sum {microseconds(waits['sum_ns'] / 1e3)})",
+            style="dim",
+        )
+        for which, waits in queue.items()
+        if which in said and waits["kernels"]
+    ]
 
 
 def _kernels(kernels: list[dict[str, Any]]) -> Table:
@@ -100,25 +132,28 @@ def _kernels(kernels: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _finding(finding: dict[str, Any]) -> list[RenderableType]:
+def explained(finding: dict[str, Any], kernels: set[str]) -> list[RenderableType]:
+    """`kernels`: those names among a finding's places that are to be shortened."""
+    evidence = [_evidence(name, value) for name, value in finding["evidence"].items() if value is not False]
     lines = [
         Text.assemble((clean(finding["title"]), "bold red"), f" (gain at most {finding['gain_upper_bound']:.0%})"),
-        Text(
-            "  "
-            + ", ".join(_evidence(name, value) for name, value in finding["evidence"].items() if value is not False)
-        ),
+        Text("  " + ", ".join(evidence)),
     ]
-    if finding["where"]:
-        lines.append(Text("  most before: " + ", ".join(clean(short_name(name)) for name in finding["where"])))
+    where = dict.fromkeys(clean(short_name(name) if name in kernels else name) for name in finding["where"])
+    lines += [Text("  where: " + "; ".join(where))] * bool(where)
     lines.append(Text("  next: " + finding["next"], style="cyan"))
     return list(lines)
 
 
 def _evidence(name: str, value: Any) -> str:
-    words = name.removesuffix("_ns").replace("_", " ")
+    """A key's end gives its unit."""
     if value is True:
-        return words
-    return f"{words} {microseconds(value / 1e3) if name.endswith('_ns') else clean(str(value))}"
+        return name.replace("_", " ")
+    said = clean(str(value))
+    for end, words in UNITS.items():
+        if name.endswith(end):
+            name, said = name.removesuffix(end), words(value)
+    return f"{name.replace('_', ' ')} {said}"
 
 
 def _memory(memory: dict[str, Any]) -> Group:
@@ -143,15 +178,20 @@ def _unknown(found: dict[str, Any]) -> list[RenderableType]:
     if explained is not None and explained < 1:
         lines.append(f"{1 - explained:.1%} of the time is unexplained.")
     lines += [f"{coverage[name]} {words}." for name, words in MISSING.items() if coverage.get(name)]
-    by_reason: dict[str, list[str]] = {}
-    for one in found["abstained"]:
-        by_reason.setdefault(one["reason"], []).append(one["rule"])
-    lines += [f"Not judged: {', '.join(rules)}: {clean(reason)}." for reason, rules in by_reason.items()]
+    lines += not_judged(found["abstained"])
     if found["devices"] and not found["findings"] and not found["abstained"]:
-        lines.append("Host, launches and blocking copies each cost less than a twentieth of the time.")
+        lines.append("None of the causes that the rules know costs a twentieth of the time.")
     if len(found["findings"]) > 1:
         lines.append("Findings overlap: their gains do not add up.")
     return [Text(line, style="dim") for line in lines]
+
+
+def not_judged(abstained: list[dict[str, Any]]) -> list[str]:
+    """A line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for one in abstained:
+        by_reason.setdefault(one["reason"], []).append(one["rule"])
+    return [f"Not judged: {', '.join(rules)}: {clean(reason)}." for reason, rules in by_reason.items()]
 
 
 def clean(text: str) -> str:

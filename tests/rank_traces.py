@@ -1,0 +1,83 @@
+"""Traces of torch.profiler as the ranks of one run would write them, from what each rank did and when: all in µs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BEGIN = 100
+"""When the first step of `steps` begins; its launches begin at zero."""
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+@dataclass
+class RankTrace:
+    """One rank. Times are of a clock that all ranks share; the file is written on a clock `offset` ahead of it."""
+
+    rank: int
+    offset: float = 0
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def kernel(self, name: str, start: float, end: float, launched: float, stream: int = 7, **args: Any) -> None:
+        number = len(self.events) + 1
+        self._event("cuda_runtime", "cudaLaunchKernel", launched, launched + 1, tid=1, correlation=number)
+        own = {"device": 0, "stream": stream, "correlation": number, **args}
+        self._event("kernel", name, start, end, tid=stream, **own)
+
+    def collective(
+        self, start: float, end: float, launched: float, number: int | None, ranks: Sequence[int] = (0, 1), **args: Any
+    ) -> None:
+        """An all-reduce; `number` None: of a torch that does not write it."""
+        own = {
+            "External id": 100_000 + len(self.events),
+            "Collective name": "allreduce",
+            "Process Group Name": "0",
+            "Process Group Ranks": str(list(ranks)),
+            "Group size": len(ranks),
+            **({} if number is None else {"Seq": number}),
+            **args,
+        }
+        self._event("cpu_op", "record_param_comms", launched - 1, launched + 2, tid=1, **own)
+        self.kernel(ALL_REDUCE, start, end, launched, stream=20, **{"External id": own["External id"]})
+
+    def write(self, folder: Path, told: bool = True) -> Path:
+        """`told`: the trace says which rank it is of."""
+        file = folder / f"rank{self.rank}.json"
+        top = {"distributedInfo": {"backend": "nccl", "rank": self.rank, "world_size": 2}} if told else {}
+        file.write_text(json.dumps({"schemaVersion": 1, **top, "traceEvents": self.events}))
+        return file
+
+    def _event(self, cat: str, name: str, start: float, end: float, tid: int, **args: Any) -> None:
+        at = start + self.offset
+        self.events.append(
+            {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": at, "dur": end - start, "args": args}
+        )
+
+
+def steps(
+    compute: Sequence[Sequence[float]],
+    transfer: float = 50,
+    offsets: Sequence[float] = (),
+    names: Sequence[str] = (),
+    numbered: bool = True,
+    first: int = 0,
+) -> list[RankTrace]:
+    """Ranks that compute (`compute[step][rank]`), then all-reduce, step after step; all was launched long before.
+
+    In each step a rank arrives when its compute is over; the collective ends everywhere `transfer` after the last came.
+    """
+    count = len(compute[0])
+    ranks = [RankTrace(rank, offsets[rank] if offsets else 0) for rank in range(count)]
+    now = float(BEGIN)
+    for step, spent in enumerate(compute):
+        end = now + max(spent) + transfer
+        for rank, trace in enumerate(ranks):
+            arrival, launched = now + spent[rank], 2 * step
+            trace.kernel(names[rank] if names else "gemm", now, arrival, launched)
+            number = first + step if numbered else None
+            trace.collective(arrival, end, launched + 1, number, ranks=range(count))
+        now = end
+    return ranks
