@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 from hand_made import trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worklog.analysis.context import contexts, place
-from worklog.analysis.nesting import ROUNDING_NS, compress, levels, nest
+from worklog.analysis.labels import KINDS, labels
+from worklog.analysis.nesting import ROUNDING_NS, compress, depths, levels, nest
 from worklog.traces import schema
 from worklog.traces.schema import ANNOTATION, FRAME, LAUNCH, MODULE, OPERATOR, PYTHON, SPAN, Trace
 
@@ -127,6 +129,50 @@ def test_ranges_of_emit_nvtx_are_operators_and_join_their_forward_ones() -> None
     assert place(t, [1]) == ["layer0, AddmmBackward0 (backward)"]
 
 
+@pytest.mark.parametrize(
+    ("name", "label", "kind"),
+    [
+        ("aten::mm, seq = 3, op_id = 7, sizes = [[2]]", "aten::mm", "operator"),
+        ("aten::mm, op_id = 7", "aten::mm", "operator"),
+        ("aten::mm, seq = 3", "aten::mm", "operator"),
+        ("aten::mm, sizes = [[2], []]", "aten::mm", "operator"),
+        ("aten::mm", "aten::mm", "operator"),
+        ("MyFunction, seq = 3, op_id = 7", "MyFunction", "operator"),
+        ("MulBackward0, seq = 3", "MulBackward0", "backward"),
+        ("autograd::engine::evaluate_function: MulBackward0, op_id = 9", "MulBackward0", "backward"),
+        ("prefill, seq = 512", "prefill, seq = 512", "range"),
+        ("prefill, seq = long, op_id = 1", "prefill, seq = long, op_id = 1", "range"),
+        ("layer, sizes = [1]", "layer, sizes = [1]", "range"),
+        ("ProfilerStep#12", "ProfilerStep", "range"),
+        ("FSDP::forward", "FSDP::forward", "range"),
+    ],
+)
+def test_ranges_by_name(name: str, label: str, kind: str) -> None:
+    known = labels(frames([plain(0, 1, ANNOTATION, name)]))
+    assert (known.texts[known.text[0]], KINDS[int(known.kind[0])]) == (label, kind)
+    assert known.sequence[0] in (3, -1, -2)
+    assert (known.sequence[0] == 3) == ("seq = 3" in name)
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "plumbing"),
+    [
+        ("train.py(21): loss_of", "train.py:21 loss_of", False),
+        ("/a/lib/python3.11/site-packages/timm/vit.py(7): forward", "timm/vit.py:7 forward", False),
+        ("/a/lib/python3.11/site-packages/torch/nn/x.py(7): f", "torch/nn/x.py:7 f", True),
+        ("torch/nn/modules/module.py(1782): _call_impl", "torch/nn/modules/module.py:1782 _call_impl", True),
+        ("/home/me/torch/train.py(3): main", "/home/me/torch/train.py:3 main", False),
+        ("contextlib.py(78): inner", "contextlib.py:78 inner", True),
+        ("<built-in method to of Tensor object at 0x7f00>", "<built-in method to of Tensor object>", True),
+        ("<frozen runpy>(88): _run_code", "<frozen runpy>:88 _run_code", True),
+    ],
+)
+def test_python_frames_by_name(name: str, label: str, plumbing: bool) -> None:
+    known = labels(frames([plain(0, 1, PYTHON, name)]))
+    assert known.texts[known.text[0]] == label
+    assert known.plumbing.tolist() == [plumbing]
+
+
 def test_a_range_that_overlaps_python_frames_lies_beside_them() -> None:
     """torch.profiler opens ProfilerStep#4 inside one call of `step` and closes it inside the next one."""
     rows = [
@@ -200,6 +246,6 @@ def test_ancestors_and_depths(raw: list[int], keep: list[bool]) -> None:
     mask = np.array(keep[: len(parent)], bool)
     expected = [next((a for a in ancestors(at) if mask[a]), -1) for at in range(len(parent))]
     assert compress(parent, mask).tolist() == expected
-    by_depth = [rows.tolist() for rows in levels(parent, np.ones(len(parent), bool))]
+    by_depth = [rows.tolist() for rows in levels(depths(parent), np.ones(len(parent), bool))]
     assert sorted(at for rows in by_depth for at in rows) == list(range(len(parent)))
     assert all(len(ancestors(at)) == depth for depth, rows in enumerate(by_depth) for at in rows)

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from worklog.analysis.labels import BACKWARD, INSTANCE, SIZE, labels
-from worklog.analysis.nesting import Nesting, compress, levels, nest
+from worklog.analysis.nesting import Nesting, compress, depths, levels, nest
 from worklog.traces.schema import ANNOTATION, MODULE, OPERATOR, PYTHON, Trace
 
 
@@ -47,6 +47,10 @@ class Contexts:
     def nearest(self) -> Any:
         """Of each the position of itself if it is kept, else of the nearest one kept around it, -1: none."""
         return np.where(self.kept, np.arange(len(self.kept)), compress(self.nesting.parent, self.kept))
+
+    @cached_property
+    def depth(self) -> Any:
+        return depths(self.parent)
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ def intern(known: Contexts, positions: Any) -> Paths:
     node = np.full(len(known.parent), -1, np.int64)
     columns: tuple[list[Any], ...] = ([], [], [])
     first = [0]
-    for rows in levels(known.parent, needed[:-1]):
+    for rows in levels(known.depth, needed[:-1]):
         above = np.append(node, -1)[known.parent[rows]]
         label = known.text[rows] * SIZE + known.kind[rows]
         one, which = distinct(above, label)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from worklog.traces.schema import ANNOTATION, MODULE, OPERATOR, PYTHON
 
@@ -18,11 +15,6 @@ BACKWARD, SIZE = 5, 6
 """Kind of a frame beside the schema's: the operator of a backward pass; and how many kinds there are."""
 KINDS = {ANNOTATION: "range", MODULE: "module", PYTHON: "python", OPERATOR: "operator", BACKWARD: "backward"}
 EVALUATE = "autograd::engine::evaluate_function: "
-EMITTED = (
-    r"(?s)^(?P<name>.*?)(?:, seq = (?P<sequence>\d{1,18}))?(?P<id>, op_id = \d+)?"
-    r"(?:, sizes = \[.*\])?(?:, input_op_ids = \[.*\])?$"
-)
-"""What torch/csrc/profiler/standalone/nvtx_observer.cpp writes; each part but the name may be absent."""
 PYTHON_FRAME = re.compile(r"(?P<path>.*)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
 PLUMBING = re.compile(
     r"<|(.*-packages/)?torch/|(.*/lib/python3[^/]*/)?(contextlib|functools|runpy|threading|typing)\.py\("
@@ -30,7 +22,8 @@ PLUMBING = re.compile(
 """Python frames that say nothing of the program: built-in functions, frozen modules, torch itself, what wraps calls."""
 INSTANCE = re.compile(r"_\d+$")
 """What torch.profiler puts after the class of a module: the first Linear that ran is Linear_0."""
-OPERATORS = re.compile(r"[A-Za-z_]\w*::\S")
+OPERATORS = re.compile(r"(aten|prims?|torch|autograd|c10d?)::\S")
+"""Ranges that are operators even without what emit_nvtx adds to a name; others, as FSDP::forward, may be anything."""
 BACKWARDS = re.compile(rf"{EVALUATE}|.*Backward\d*$", re.DOTALL)
 
 
@@ -50,28 +43,41 @@ class Labels:
 
 def labels(frames: pd.DataFrame) -> Labels:
     kind, code = frames["kind"].to_numpy().astype(np.int64), frames["name"].cat.codes.to_numpy()
-    bare, emitted, sequence_of = _emitted([str(name) for name in frames["name"].cat.categories])
-    short, names = pd.factorize(np.asarray(bare, dtype=object))
+    split = [_emitted(str(name)) for name in frames["name"].cat.categories]
+    short, names = pd.factorize(np.asarray([bare for bare, _ in split], dtype=object))
+    numbers = np.asarray([number for _, number in split], dtype=np.int64)[code]
     matches = (np.asarray([bool(p.match(name)) for name in names], bool) for p in (OPERATORS, BACKWARDS, PLUMBING))
     operator, backward, plumbing = (match[short][code] for match in matches)
     named = kind == ANNOTATION
-    sequence = np.where(named, sequence_of[code], frames["sequence"].to_numpy())
-    kind[named & (operator | emitted[code])] = OPERATOR
+    sequence = np.where(named, numbers, frames["sequence"].to_numpy())
+    kind[named & (operator | (numbers > -2))] = OPERATOR
     kind[(kind == OPERATOR) & (backward | ((frames["forward_thread"].to_numpy() > 0) & (sequence >= 0)))] = BACKWARD
     pair, pairs = pd.factorize(short[code] * SIZE + kind)
     text, texts = pd.factorize(np.asarray([_text(str(names[p // SIZE]), int(p % SIZE)) for p in pairs], dtype=object))
     return Labels(kind, text[pair], list(texts), sequence, (kind == PYTHON) & plumbing)
 
 
-def _emitted(names: Sequence[str]) -> tuple[Sequence[str], Any, Any]:
-    """Each name without emit_nvtx's arguments; whether it had any; its sequence number, -1: none."""
-    if not any(", seq = " in name or ", op_id = " in name for name in names):
-        return names, np.zeros(len(names), bool), np.full(len(names), -1, np.int64)
-    parts = pc.extract_regex(pa.array([name.encode(errors="replace").decode() for name in names]), EMITTED)
-    sequence = parts.field("sequence").to_pylist()
-    had = [bool(number or op_id) for number, op_id in zip(sequence, parts.field("id").to_pylist(), strict=True)]
-    numbers = [int(number) if number else -1 for number in sequence]
-    return parts.field("name").to_pylist(), np.asarray(had, bool), np.asarray(numbers, np.int64)
+def _emitted(name: str) -> tuple[str, int]:
+    """What torch's emit_nvtx makes of an operator: its name, and its sequence number, -1: none; else the name, -2.
+
+    Written by torch/csrc/profiler/standalone/nvtx_observer.cpp; each part but the name may be absent, and older
+    versions wrote no op_id. A range of the program's own may well be called `prefill, seq = 512`.
+    """
+    bare, found, rest = name.partition(", seq = ")
+    if found:
+        number = rest.partition(", ")[0]
+        if number.isdecimal() and len(number) < 19 and (", op_id = " in rest or _is_torch(bare)):
+            return bare, int(number)
+        return name, -2
+    bare, found, rest = name.partition(", op_id = ")
+    if found and rest.partition(",")[0].isdecimal():
+        return bare, -1
+    bare, found, _ = name.partition(", sizes = [")
+    return (bare, -1) if found and _is_torch(bare) else (name, -2)
+
+
+def _is_torch(name: str) -> bool:
+    return bool(OPERATORS.match(name) or BACKWARDS.match(name))
 
 
 def _text(name: str, kind: int) -> str:

@@ -100,14 +100,18 @@ def compress(parent: Any, keep: Any) -> Any:
     return parent
 
 
-def levels(parent: Any, needed: Any) -> Iterator[Any]:
-    """The positions at depth 0, 1, ... of those needed; what is around one that is needed must be needed too."""
+def depths(parent: Any) -> Any:
+    """How many stand around each."""
     depth, above = (parent >= 0).astype(np.int64), parent.copy()
     while len(far := np.flatnonzero(above >= 0)):  # depth counts the steps to `above`, which go twice as far each time
         depth[far] += depth[above[far]]
         above[far] = above[above[far]]
+    return depth
+
+
+def levels(depth: Any, needed: Any) -> Iterator[Any]:
+    """The positions at depth 0, 1, ... of those needed; what is around one that is needed must be needed too."""
     rows = np.flatnonzero(needed)
     rows = rows[np.argsort(depth[rows], kind="stable")]
-    bounds = np.searchsorted(depth[rows], np.arange(depth[rows].max(initial=-1) + 2))
-    for low, high in pairwise(bounds):
+    for low, high in pairwise(np.searchsorted(depth[rows], np.arange(depth[rows].max(initial=-1) + 2))):
         yield rows[low:high]

@@ -10,7 +10,7 @@ import numpy as np
 
 from worklog.analysis.context import contexts, distinct
 from worklog.analysis.labels import BACKWARD, SIZE
-from worklog.analysis.nesting import compress, levels
+from worklog.analysis.nesting import compress, depths, levels
 from worklog.analysis.timeline import account
 from worklog.analysis.tree import CALL, CPU, NAMES, ROOT, Tree, bottom_up, build
 from worklog.traces import timeline
@@ -138,7 +138,7 @@ def _paths(tree: Tree, mine: Any, outer: Any) -> tuple[Any, list[str]]:
     """As _names, but of the texts of all of mine around it too, with dots between them."""
     label = np.full(len(mine), -1, np.int64)
     names: list[str] = []
-    for rows in levels(outer, mine):
+    for rows in levels(depths(outer), mine):
         above = np.append(label, -1)[outer[rows]]
         one, which = distinct(above, tree.text[rows])
         label[rows] = len(names) + which
