@@ -159,6 +159,25 @@ def test_flat_tables_of_a_real_step(traced: Path) -> None:
     assert lines[line(Block.forward)]["own"]["cpu_ns"] == modules["Net.Block"]["inclusive"]["cpu_ns"]
 
 
+def test_what_a_checkpoint_computes_again_is_below_the_backward_operator_that_asked(tmp_path: Path) -> None:
+    class Saving(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=True)
+
+    net, x = Saving(), torch.ones(8, 16, requires_grad=True)
+    torch_profiler.trace(lambda: net(x).sum().backward(), tmp_path / "torch.saving.json.gz")
+    found = tree(tmp_path / "torch.saving.json.gz", min_share=0)
+    paths = [path for path, _ in nodes(found["tree"])]
+    again = ("Saving_0", line(Saving.forward), "CheckpointFunctionBackward", "Block_0", line(Block.forward))
+    assert {"Linear_0", "Linear_1", "ReluBackward0"} <= below(paths, *again)
+    assert {"aten::linear", "AddmmBackward0"} <= below(paths, *again, "Linear_0")
+    assert found["coverage"]["backward_operators"] == found["coverage"]["backward_operators_joined"] > 0
+
+
 def recorded(slug: str) -> Path:
     found = sorted(REPORTS.glob(f"float8_weight_only/*-h200-*/nsys.{slug}.sqlite"))
     if not found:

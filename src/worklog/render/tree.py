@@ -85,7 +85,7 @@ def _tree(found: dict[str, Any], width: int) -> Table:
     least = found["min_share"] * found["total"][column]
     apart = " ← " if found["view"] == "bottom-up" else " → "
     for line in _lines(found["tree"], column, least, max(width - MARGIN, 20)):
-        node, text = line.chain[-1], Text(line.guides, style="dim")
+        node, text = line.chain[-1], Text().append(line.guides, style="dim")
         for at, one in enumerate(line.chain):
             text.append(apart if at else "", style="dim")
             text.append(f"all {things}" if one["kind"] == "root" else _name(one), STYLES.get(one["kind"], ""))
