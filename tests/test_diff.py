@@ -42,7 +42,7 @@ def test_recorded_pair_adds_up_to_the_change_of_the_diagnosed_spans() -> None:
         assert sum(term["ns"] for term in found["terms"] if term["part"] == part) == change
     # One occurrence of a range around three iterations: no spread.
     assert {term["within_noise"] for term in found["terms"]} == {None}
-    assert found["before"]["gpus"] == found["after"]["gpus"] == ["NVIDIA H200"]
+    assert found["before"]["gpu"] == found["after"]["gpu"] == "NVIDIA H200"
     assert found["warnings"] == found["abstained"] == []
 
 
@@ -137,7 +137,10 @@ def test_without_steps_whole_traces_are_compared_and_that_is_said(tmp_path: Path
     found = diff(file, kineto(tmp_path / "b.json", steps([50])))
     assert found["delta_ns"] == 10_000
     assert found["before"]["range"] is None
-    assert "name a range of one with --range" in found["warnings"][0]
+    assert found["warnings"][0].endswith("name a range of one with --range (and --range-after).")
+    ranged = [*events, event("user_annotation", "forward", 0, 99)]
+    found = diff(kineto(tmp_path / "c.json", ranged), kineto(tmp_path / "d.json", ranged))
+    assert found["warnings"][0].endswith("name a range of both with --range: forward.")
 
 
 def test_what_is_not_alike_is_said(tmp_path: Path) -> None:
@@ -188,7 +191,14 @@ def test_graphs_in_one_piece_against_nodes(tmp_path: Path) -> None:
     assert found["terms"] == []
     same = diff(files[0], files[0])
     assert same["abstained"] == []
-    assert gpus(files[0]) == []
+    assert gpus(files[0]) == {}
+
+
+@pytest.mark.parametrize("devices", ['[{"id": 0, "na', '{"id": 0}', '[{"id": "0", "name": "x"}, {"id": 1}, 7]'])
+def test_a_head_that_tells_no_gpu(tmp_path: Path, devices: str) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(f'{{"traceEvents": [], "deviceProperties": {devices}')
+    assert gpus(file) == {}
 
 
 def test_devices_are_compared_one_by_one(tmp_path: Path) -> None:

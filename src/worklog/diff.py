@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from worklog.traces import hardware, timeline
 from worklog.traces.schema import GRAPH, Selection, Trace
 
 STEP = "ProfilerStep"
+RANGES = 4
+"""Named at most."""
 
 
 def diff(before: Path, after: Path, range_name: str | None = None, range_after: str | None = None) -> dict[str, Any]:
@@ -26,7 +28,7 @@ def diff(before: Path, after: Path, range_name: str | None = None, range_after: 
     torch.profiler are the occurrences if both traces have some. A range that occurs several times counts with its mean
     (analysis.diff), and its occurrences give the spread.
 
-    Keys: before, after {file, tool, tool_version, gpus, range, occurrences}; devices [{before_device, after_device,
+    Keys: before, after {file, tool, tool_version, gpu, range, occurrences}; devices [{before_device, after_device,
     before_ns, after_ns, delta_ns, spread_ns, within_noise, terms}], the fields of analysis.diff.Difference and Term;
     device, before_ns, after_ns, delta_ns, spread_ns, within_noise, terms: those of the device whose window is longest,
     for this is what the wall time waits for; warnings, sentences; abstained [{terms, reason}]. Terms of each device
@@ -60,7 +62,7 @@ class _Side:
     trace: Trace
     range_name: str | None
     selection: Selection
-    gpus: Sequence[str]
+    gpus: Mapping[int, str]
 
     @classmethod
     def of(cls, trace: Trace, range_name: str | None) -> _Side:
@@ -75,16 +77,10 @@ class _Side:
             "file": str(self.trace.file),
             "tool": self.trace.tool,
             "tool_version": self.trace.tool_version,
-            "gpus": list(self.gpus),
+            "gpu": self.gpus.get(device),
             "range": self.range_name,
             "occurrences": int((self.selection.spans["device"] == device).sum()),
         }
-
-    @property
-    def gpu(self) -> str | None:
-        """Of the first device of the window, where the trace names it."""
-        device = min(self.selection.windows)
-        return self.gpus[device] if 0 <= device < len(self.gpus) else None
 
     @property
     def in_one_piece(self) -> bool:
@@ -101,6 +97,13 @@ def _difference(before: _Side, after: _Side, one: int, two: int, apart: bool) ->
         ledger(before.trace, before.selection, one, modules[0], apart),
         ledger(after.trace, after.selection, two, modules[1], apart),
     )
+
+
+def _both(before: _Side, after: _Side) -> str:
+    """What could be given with --range."""
+    one, two = ({str(name) for name in side.trace.ranges["name"].unique()} for side in (before, after))
+    common = sorted(one & two)[:RANGES]
+    return f" of both with --range: {', '.join(common)}" if common else " of one with --range (and --range-after)"
 
 
 def _has_steps(trace: Trace) -> bool:
@@ -147,8 +150,9 @@ def _incomparable(before: _Side, after: _Side) -> str | None:
 def _warnings(before: _Side, after: _Side) -> list[str]:
     """Why the difference may be of something else than the program."""
     found = []
-    if before.gpu and after.gpu and before.gpu != after.gpu:
-        found.append(f"Before ran on {before.gpu}, after on {after.gpu}: the difference is one of machines too.")
+    one, two = (" and ".join(sorted({*side.gpus.values()})) for side in (before, after))
+    if one and two and one != two:
+        found.append(f"Before ran on {one}, after on {two}: the difference is one of machines too.")
     if before.trace.tool != after.trace.tool:
         found.append(
             f"Before was traced by {before.trace.tool}, after by {after.trace.tool}: each slows the host in its own "
@@ -164,6 +168,6 @@ def _warnings(before: _Side, after: _Side) -> list[str]:
             found.append(f"{count} launches of kernels {word} have no row of GPU activity.")
     if before.range_name is None or after.range_name is None:
         found.append(
-            "Whole traces are compared: if they hold other numbers of steps, name a range of one with --range."
+            f"Whole traces are compared: if they hold other numbers of steps, name a range{_both(before, after)}."
         )
     return found

@@ -241,6 +241,32 @@ def test_a_kernel_of_some_occurrences_only_has_the_spread_of_that() -> None:
     assert term.within_noise
 
 
+def test_spreads_of_launches_and_of_each_launch() -> None:
+    def steps(lengths: Sequence[Sequence[int]]) -> Trace:
+        rows: list[Row] = []
+        for (low, _), own in zip(STEPS, lengths, strict=False):
+            for ns in own:
+                low = max(low, rows[-1][2]) if rows else low
+                rows.append(("a", low, low + ns))
+        return kernels(rows, asked=[low for _, low, _ in rows], steps=STEPS[: len(lengths)])
+
+    found = compared(steps([(10, 12), (10, 14), (10, 12, 14)]), steps([(20, 20), (20, 22, 24)]), "step")
+    before, after = Fraction(82, 7), Fraction(106, 5)  # mean ns of a launch; 7/3 and 5/2 launches a step
+    by_kind = {term.kind: term for term in found.terms}
+    launches = welch([2, 2, 3], [2, 3]) * float(before + after) / 2
+    each = welch([11, 12, 12], [20, 22]) * (7 / 3 + 5 / 2) / 2
+    assert by_kind["added"].spread_ns == pytest.approx(launches, rel=0.02)  # the terms' ns are whole ones
+    assert by_kind["slower"].spread_ns == pytest.approx(each, rel=1e-4)
+    assert by_kind["added"].ns == pytest.approx((5 / 2 - 7 / 3) * float(before + after) / 2, abs=1)
+
+
+def test_another_shape_is_matched_by_launches_of_one_occurrence() -> None:
+    names = [("a", 0, 10), ("a", 100, 110), ("a", 200, 210)]
+    before = kernels(names, asked=[0, 100, 200], grid=[1, 1, 1], steps=STEPS)
+    after = kernels(names[:2], asked=[0, 100], grid=[2, 2], steps=STEPS[:2])
+    assert terms(compared(before, after, "step")) == {}
+
+
 def test_what_crosses_into_the_next_occurrence_is_still_one_launch() -> None:
     """Both steps are asked for at once: the window of the second begins where the first one's kernels end."""
     rows = [("a", 0, 40), ("slow", 40, 140), ("a", 100, 145), ("slow", 150, 240)]
@@ -272,6 +298,14 @@ def test_students_quantiles_and_counts_that_give_none() -> None:
     assert {f: round(student(f), 4) for f in printed} == printed
     assert np.isnan(half_width(1.0, 1, 1.0, 5))
     assert half_width(0.0, 3, 0.0, 3) == 0.0
+
+
+@pytest.mark.parametrize(("n", "m", "least"), [(3, 3, 0.94), (10, 10, 0.94), (3, 5, 0.93), (2, 10, 0.89)])
+def test_the_interval_covers_what_its_docstring_says(n: int, m: int, least: float) -> None:
+    random = np.random.default_rng(0)
+    one, two = random.normal(0, 1, (20_000, n)), random.normal(0, 3, (20_000, m))
+    half = half_width(one.var(1, ddof=1), n, two.var(1, ddof=1), m)
+    assert least < (abs(one.mean(1) - two.mean(1)) <= half).mean() < 0.99
 
 
 times = st.integers(0, 60)

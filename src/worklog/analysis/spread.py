@@ -17,7 +17,8 @@ def half_width(variance_a: Any, count_a: Any, variance_b: Any, count_b: Any) -> 
     """Of the 95 % interval of mean b - mean a, elementwise; NaN where a side has fewer than two samples.
 
     Welch's t-interval with the Welch-Satterthwaite degrees of freedom, rounded down (B. L. Welch, Biometrika 34, 1947).
-    It takes the samples for independent: a drift within a trace makes it too narrow.
+    It takes the samples for independent: a drift within a trace makes it too narrow. Of normal samples it covers 94 to
+    99 % of the differences from three against three on, and 90 % with two against ten.
     """
     parts = np.broadcast_arrays(*(np.asarray(x, float) for x in (variance_a, count_a, variance_b, count_b)))
     one, n, two, m = parts

@@ -81,8 +81,11 @@ def report(found: dict[str, Any], width: int = 120) -> Group:
 
 def _source(word: str, side: dict[str, Any]) -> Text:
     version = f" {clean(side['tool_version'])}" if side["tool_version"] else ""
-    gpus = ", ".join(dict.fromkeys(clean(name) for name in side["gpus"]))
-    told = [f"{side['tool']}{version}", gpus, f"range {clean(side['range'])}" if side["range"] else "whole trace"]
+    told = [
+        f"{side['tool']}{version}",
+        clean(side["gpu"] or ""),
+        f"range {clean(side['range'])}" if side["range"] else "whole trace",
+    ]
     return Text.assemble(f"{word} ", (clean(side["file"]), "bold"), ": ", ", ".join(filter(None, told)))
 
 

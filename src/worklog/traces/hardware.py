@@ -1,8 +1,7 @@
-"""Which GPUs a timeline was taken on."""
+"""Which GPUs a timeline was taken on; read from the file's head alone."""
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import sqlite3
@@ -16,29 +15,35 @@ HEAD = 1 << 20
 """Kineto writes the devices before the events."""
 
 
-def gpus(file: Path) -> list[str]:
-    """Names by number, as far as the file tells them: nsys the machine's, torch.profiler those that torch sees."""
+def gpus(file: Path) -> dict[int, str]:
+    """Names by the number that activities carry, as far as the file tells them."""
     try:
         return _of_nsys(file) if files.kind(file) == "nsys" else _of_kineto(file)
     except (sqlite3.DatabaseError, OSError, ValueError, *files.DAMAGED):
-        return []
+        return {}
 
 
-def _of_nsys(file: Path) -> list[str]:
+def _of_nsys(file: Path) -> dict[int, str]:
+    """Processes may number GPUs in ways of their own; what they disagree on is left out."""
     with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
-        return [str(name) for (name,) in database.execute("SELECT name FROM TARGET_INFO_GPU ORDER BY id")]
+        rows = database.execute(
+            "SELECT d.cudaId, MIN(g.name) FROM TARGET_INFO_CUDA_DEVICE d JOIN TARGET_INFO_GPU g ON g.id = d.gpuId "
+            "GROUP BY d.cudaId HAVING COUNT(DISTINCT g.name) = 1"
+        )
+        return {int(number): str(name) for number, name in rows}
 
 
-def _of_kineto(file: Path) -> list[str]:
+def _of_kineto(file: Path) -> dict[int, str]:
     with file.open("rb") as stream:
         head = stream.read(HEAD)
     if head.startswith(files.GZIP):
         with gzip.open(file) as unpacked:
             head = unpacked.read(HEAD)
     text = head.decode(errors="replace")
-    devices: list[object] = []
-    if MARK in text:
-        with contextlib.suppress(json.JSONDecodeError):
-            at = text.index(MARK) + len(MARK)
-            devices, _ = json.JSONDecoder().raw_decode(text[at:].lstrip())
-    return [str(device.get("name")) for device in devices if isinstance(device, dict)]
+    if MARK not in text:
+        return {}
+    devices, _ = json.JSONDecoder().raw_decode(text[text.index(MARK) + len(MARK) :].lstrip())
+    known = [device for device in devices if isinstance(device, dict)] if isinstance(devices, list) else []
+    return {
+        device["id"]: str(device["name"]) for device in known if isinstance(device.get("id"), int) and "name" in device
+    }
