@@ -2,6 +2,9 @@
 # Build: scripts/docker-build. The pins are those of versions.env.
 ARG CUDA_IMAGE=nvidia/cuda:13.0.1-devel-ubuntu24.04@sha256:7d2f6a8c2071d911524f95061a0db363e24d27aa51ec831fcccf9e76eb72bc92
 FROM ${CUDA_IMAGE}
+ARG CUDA_IMAGE
+LABEL org.opencontainers.image.title="worklog" \
+      org.opencontainers.image.base.name="${CUDA_IMAGE}"
 
 # Python.h is for Triton's launchers. NVIDIA's package repository is configured in its image already; a package of
 # Nsight carries its version in its name too.

@@ -108,3 +108,18 @@ def test_a_driver_that_is_not_mounted(tmp_path: Path) -> None:
 def test_a_driver_of_a_newer_cuda_and_an_image_without_cuda() -> None:
     assert container.driver_fault("13.0.1", "600.1", ((14, 0), 0)) is None
     assert container.driver_fault(None, "450.1", ((11, 0), 0)) is None
+
+
+def test_counters_in_a_container_are_a_service_away(tmp_path: Path) -> None:
+    """What Docker gives a user who is not root, even with --cap-add=SYS_ADMIN: no capability at all."""
+    (tmp_path / "params").write_text("RmProfilingAdminOnly: 1\n")
+    (tmp_path / "status").write_text("CapEff:\t0000000000000000\n")
+    program = (
+        "import sys; from pathlib import Path; from worklog.doctor import _counters\n"
+        "print(_counters(Path(sys.argv[1]) / 'params', Path(sys.argv[1]) / 'status').remedy)"
+    )
+    own = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "container": "yes"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], env=own, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("start the service that may read them, scripts/docker-run PROBLEM_ncu")

@@ -10,6 +10,11 @@ from pathlib import Path
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 """First driver branch that runs programs of a CUDA major version: NVIDIA, "CUDA Compatibility", table 1."""
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+COUNTERS = (
+    "start the service that may read them, scripts/docker-run PROBLEM_ncu, or let every user of the host read them "
+    "(DOCKER_README.md, GPU counters); --cap-add=SYS_ADMIN alone gives them to root"
+)
+"""What lets ncu read GPU counters in one of our images."""
 MISMATCH = 803
 """CUDA_ERROR_SYSTEM_DRIVER_MISMATCH of cuda.h."""
 

@@ -185,12 +185,13 @@ def _ncu() -> Check:
     return Check("ncu", "ok", found)
 
 
-def _counters() -> Check:
+def _counters(params: Path = nsight.PARAMS, status: Path = Path("/proc/self/status")) -> Check:
     name, disables = "gpu counters", "profile --with ncu"
-    if denied := nsight.counters_denied():
-        return Check(name, "fault", "denied to this user (ERR_NVGPUCTRPERM)", disables, denied)
-    if not nsight.PARAMS.exists():
-        return Check(name, "unknown", f"{nsight.PARAMS} is not here", "perhaps profile --with ncu", "try it")
+    if denied := nsight.counters_denied(params, status):
+        remedy = container.COUNTERS if container.inside() else denied
+        return Check(name, "fault", "denied to this user (ERR_NVGPUCTRPERM)", disables, remedy)
+    if not params.exists():
+        return Check(name, "unknown", f"{params} is not here", "perhaps profile --with ncu", "try it")
     return Check(name, "ok", "nothing in the driver's settings forbids them")
 
 

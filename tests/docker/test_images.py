@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from building import CALLER, COMMIT, REPOSITORY, Buildah, Container
+from building import CALLER, COMMIT, REPOSITORY, Buildah, Container, image_name
 
 pytestmark = pytest.mark.images
 BRIEFLY = {"float8_weight_only": ["--variant", "bf16_eager"]}
@@ -28,6 +28,19 @@ while wanted:
                 wanted.append(r.name)
 print(*sorted({plain(d.name) for d in m.distributions()} - seen))
 """
+
+
+@pytest.mark.usefixtures("image")
+def test_what_docker_inspect_says(problem: str, buildah: Buildah) -> None:
+    config = buildah.inspect(image_name(problem))["config"]
+    assert config["Entrypoint"] == ["python", f"problems/{problem}/repro.py"]
+    assert not config.get("Cmd"), "words after the image's name are the entry point's options"
+    assert config["User"] == "1000:1000"
+    assert config["WorkingDir"] == "/worklog"
+    assert set(config["Volumes"]) == {"/cache"}
+    assert {f"WORKLOG_COMMIT={COMMIT}", "WORKLOG_DIRTY=0", "HOME=/cache"} <= set(config["Env"])
+    assert config["Labels"]["org.opencontainers.image.base.name"] == "localhost/stand-in"
+    assert not re.search(r"(?i)password|secret|token", " ".join(config["Env"]))
 
 
 def test_help(image: Container) -> None:
