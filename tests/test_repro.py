@@ -89,6 +89,7 @@ FAULTS = {
         f"needs msgspec 0.0.1, but finds {msgspec.__version__}; ./scripts/repro puts it into .packages/msgspec-0.0.1",
     ),
     "gpu_only": ("skipped", "runs on cuda only"),
+    "refuses": ("unsupported", "it is for a machine with three hands"),
 }
 
 

@@ -249,11 +249,11 @@ def play(
         for episode in range(episodes):
             world.restart()
             for _ in track(range(most), f"{variant.slug}, episode {episode + 1}", console=console):
+                if world.done:  # solved before its time
+                    break
                 actions = predict(forward, vision, table, world.seen, clock)
                 clock("simulation", world.play, actions[OBSERVATIONS - 1 :][:ACTIONS])
                 made += 1
-                if world.done:
-                    break
     show(variant.slug, clock.seconds, made, config)
 
 

@@ -132,6 +132,9 @@ def measure(problem: Problem, variant: Variant, config: Config, file: Path) -> N
     try:
         workload = build(problem, variant, config)
         result = keep(facts=dict(workload.facts))
+    except ProblemError as reason:
+        keep(status="unsupported", message=str(reason))
+        return
     except Exception as error:
         status, message = measured.explain(error)
         keep(status=status, message=f"build: {message}")

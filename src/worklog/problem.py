@@ -5,7 +5,8 @@ A problem is a folder `problems/<name>/` whose `repro.py` defines
     TITLE     one sentence, the symptom
     VARIANTS  tuple[Variant, ...], the baseline first
     CONFIGS   tuple[Config, ...], one for "cuda", one for "cpu" at least; the first that fits the device is the default
-    build(variant, config) -> Workload      imports torch inside, runs in the variant's own process
+    build(variant, config) -> Workload      imports torch inside, runs in the variant's own process; raises ProblemError
+                                            where this machine cannot run the variant
     claims(record) -> list[Claim]           reads the finished record, imports nothing heavy
 
 Nothing in this module imports torch.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from worklog.problem import Case, Config, Variant, Workload
+from worklog.problem import Case, Config, ProblemError, Variant, Workload
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +44,7 @@ VARIANTS = (
     Variant(slug="no_package", summary="needs what nobody has", needs={"no-such-package": "1.0"}),
     Variant(slug="other_version", summary="needs msgspec of long ago", needs={"msgspec": "0.0.1"}),
     Variant(slug="gpu_only", summary="for a GPU alone", devices=("cuda",)),
+    Variant(slug="refuses", summary="says while it is built that it is not for this machine"),
     Variant(slug="also_plain", summary="sound, after all of them"),
 )
 
@@ -56,6 +57,8 @@ def build(variant: Variant, config: MatmulConfig) -> Workload:
     if variant.slug == "exits":
         print("about to leave")
         sys.exit(7)
+    if variant.slug == "refuses":
+        raise ProblemError("it is for a machine with three hands")
 
     def reference() -> Tensor:
         return left.double() @ right.double()
