@@ -44,21 +44,20 @@ def queue(trace: Trace, device: int, launched: Any) -> Queue:
     stream (cudaStreamWaitEvent) is in its excess. O(n log n) in the activities of the device.
     """
     rows = np.flatnonzero(trace.activities["device"].to_numpy() == device)
-    start, end, call = (trace.activities[name].to_numpy()[rows] for name in ("start_ns", "end_ns", "call"))
+    start = trace.activities["start_ns"].to_numpy()[rows]
     if not (start[1:] >= start[:-1]).all():
         order = np.argsort(start, kind="stable")
-        rows, start, end, call = rows[order], start[order], end[order], call[order]
-    free = _ended_before(numbers(trace, rows), end)
+        rows, start = rows[order], start[order]
+    end, call = (trace.activities[name].to_numpy()[rows] for name in ("end_ns", "call"))
     kernel = launched[rows] & (trace.activities["kind"].to_numpy()[rows] <= COMMUNICATION)
-    known = kernel & (call >= 0)
-    inside = np.zeros(len(rows), bool)
-    ready = free
+    known, inside = kernel & (call >= 0), np.zeros(len(rows), bool)
+    ready = _ended_before(numbers(trace, rows), end)
     if len(trace.calls):
-        ready = np.maximum(free, np.where(known, trace.calls["end_ns"].to_numpy()[call], free))
+        np.maximum(ready, trace.calls["end_ns"].to_numpy()[call], out=ready, where=known)
         nodes = np.flatnonzero((call >= 0) & trace.calls["graph"].to_numpy()[call])
         inside[nodes] = pd.Series(call[nodes]).duplicated().to_numpy()
         ready[nodes] = np.maximum(ready[nodes], _ended_before(call[nodes], end[nodes]))
-    excess = np.maximum(start - ready, 0)
+    excess = np.maximum(np.subtract(start, ready, out=start), 0, out=start)
     return Queue(_waits(excess[known & ~inside]), _waits(excess[known & inside]), int((kernel & ~known).sum()))
 
 
@@ -66,9 +65,11 @@ def _ended_before(group: Any, end: Any) -> Any:
     """For each row, in the order of their starts, the last end among those before it in its group."""
     lowest = np.iinfo(np.int64).min
     if (group == group[:1]).all():
-        return np.concatenate(([lowest], np.maximum.accumulate(end)))[: len(end)]
+        before = np.full(len(end), lowest)
+        np.maximum.accumulate(end[:-1], out=before[1:])
+        return before
     reached = pd.Series(end).groupby(group).cummax()
-    return reached.groupby(group).shift(fill_value=lowest).to_numpy()
+    return reached.groupby(group).shift(fill_value=lowest).to_numpy(copy=True)
 
 
 def _waits(excess: Any) -> Waits:

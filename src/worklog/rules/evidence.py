@@ -14,6 +14,8 @@ from worklog.traces.intervals import Intervals
 from worklog.traces.schema import GRAPH, Trace
 
 PLACES = 3
+MANY = 100_000
+"""Calls whose place is looked up; ours: of a thousand times as many gaps, those that cost most."""
 
 
 def unjoined(case: Case) -> str | None:
@@ -41,7 +43,7 @@ def idle_before(case: Case, rows: Any) -> int:
     gaps, mask = case.timeline.gaps, np.zeros(len(case.trace.activities) + 1, bool)
     mask[rows] = True
     ended = mask[gaps["next"].to_numpy()]  # a gap that nothing ended has -1
-    return int((gaps["end_ns"].to_numpy() - gaps["start_ns"].to_numpy())[ended].sum())
+    return int(gaps["end_ns"].to_numpy()[ended].sum() - gaps["start_ns"].to_numpy()[ended].sum())
 
 
 def running(case: Case, rows: Any) -> int:
@@ -67,10 +69,18 @@ def launched_inside(trace: Trace, what: Callable[[str], bool]) -> Any:
 def places(case: Case, rows: Any, cost: Any) -> list[str]:
     """Where in the source the most costly of these activities were launched, as far as the trace tells; their names.
 
-    `rows` are of activities, `cost` a number for each.
+    `rows` are of activities, `cost` a number for each. Of very many the MANY most costly are looked up.
     """
     call = case.trace.activities["call"].to_numpy()[rows]
-    return place(case.trace, call[call >= 0], PLACES, cost[call >= 0]) + names(case, rows, cost)
+    return sources(case, call, cost) + names(case, rows, cost)
+
+
+def sources(case: Case, calls: Any, cost: Any) -> list[str]:
+    """Where the most costly of these calls (rows, -1: unknown) were made, as far as the trace tells."""
+    if len(calls) > MANY:
+        most = np.sort(np.argpartition(-cost, MANY)[:MANY])
+        calls, cost = calls[most], cost[most]
+    return place(case.trace, calls[calls >= 0], PLACES, cost[calls >= 0])
 
 
 def names(case: Case, rows: Any, cost: Any) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from worklog.rules import MATERIAL, Abstained, Case, Finding
 from worklog.rules.captures import OPERATORS, PLAIN, STACKS
@@ -33,11 +34,11 @@ def host_bound(case: Case) -> Finding | Abstained | None:
     share = case.share(line.accounting_ns["host"])
     if share < MATERIAL:
         return None
-    late = gaps[gaps["host"] > 0]
-    profiler = int(np.minimum(_profiled(case, late), late["host"].to_numpy()).sum())
+    late = np.flatnonzero(gaps["host"].to_numpy())
+    cost = gaps["host"].to_numpy()[late]
+    profiler = int(np.minimum(_profiled(case, late), cost).sum())
     if (line.accounting_ns["host"] - profiler) < MATERIAL * (line.span_ns - profiler):
         return Abstained("host_bound", _artefact(case, f"the GPU waits for the host for {share:.0%} of the time"))
-    following, cost = late["next"].to_numpy(), late["host"].to_numpy()
     once = 2 * int(cost.max()) > line.accounting_ns["host"]
     return Finding(
         rule="host_bound",
@@ -55,7 +56,7 @@ def host_bound(case: Case) -> Finding | Abstained | None:
             "largest_gap_ns": int(cost.max()),
             "host_slowed_by_recorded_stacks": case.trace.stacks,
         },
-        where=places(case, following, cost),
+        where=places(case, gaps["next"].to_numpy()[late], cost),
         next=PLAIN if case.trace.stacks else STACKS,
     )
 
@@ -75,9 +76,8 @@ def launch_bound(case: Case) -> Finding | Abstained | None:
     ran = act["end_ns"].to_numpy() - act["start_ns"].to_numpy()
     asking = (calls["end_ns"].to_numpy() - calls["start_ns"].to_numpy())[call]
     small = kernel & (ran < asking)
-    following = line.gaps["next"].to_numpy()
-    before = line.gaps[(following >= 0) & np.append(small, False)[following]]
-    launching = before["launching"].to_numpy()
+    before = np.flatnonzero(np.append(small, False)[line.gaps["next"].to_numpy()])  # a gap that nothing ended has -1
+    launching = line.gaps["launching"].to_numpy()[before]
     cost = int(launching.sum())
     if int(small.sum()) < FEW or (share := case.share(cost)) < MATERIAL:
         return None
@@ -94,41 +94,53 @@ def launch_bound(case: Case) -> Finding | Abstained | None:
             "device": line.device,
             "waiting_during_launch_ns": cost,
             "of_it_the_profiler_at_most_ns": profiler,
-            "also_in_host_bound_ns": int(launching[before["host"].to_numpy() > 0].sum()),
+            "also_in_host_bound_ns": int(launching[line.gaps["host"].to_numpy()[before] > 0].sum()),
             "small_kernels": int(small.sum()),
             "kernels_launched_one_by_one": int(kernel.sum()),
             "median_small_kernel_ns": round(float(np.median(ran[small]))),
             "median_launch_call_ns": round(float(np.median(asking[small]))),
         },
-        where=places(case, before["next"].to_numpy(), launching),
+        where=places(case, line.gaps["next"].to_numpy()[before], launching),
         next=PLAIN if (case.trace.frames["kind"] == OPERATOR).any() else OPERATORS,
     )
 
 
 def _profiled(case: Case, late: Any) -> Any:
-    """For each gap what recording cost the thread that ended it, since it ended the one before or the window began.
+    """For each of these gaps what recording cost the thread that ended it, since it ended the one before.
 
     All of that may have made it late, also what was recorded while the device still had work. Of a call that launches a
     graph it may be all: tracing the nodes inside slows the launch of each.
     """
-    calls, frames, windows = case.trace.calls, case.trace.frames, case.selection.windows[case.timeline.device]
-    call = case.trace.activities["call"].to_numpy()[late["next"].to_numpy()]
+    calls, frames, gaps = case.trace.calls, case.trace.frames, case.timeline.gaps
+    windows = case.selection.windows[case.timeline.device]
+    call = case.trace.activities["call"].to_numpy()[gaps["next"].to_numpy()[late]]
     thread, asked = calls["thread"].to_numpy()[call], calls["start_ns"].to_numpy()[call]
-    since = windows.start[np.searchsorted(windows.start, late["start_ns"].to_numpy(), side="right") - 1]
-    ran = calls["end_ns"].to_numpy() - calls["start_ns"].to_numpy()
+    since = windows.start[np.searchsorted(windows.start, gaps["start_ns"].to_numpy()[late], side="right") - 1]
+    graphs = calls[calls["graph"].to_numpy()]
+    longer = np.maximum((graphs["end_ns"] - graphs["start_ns"]).to_numpy() - CALL_NS, 0)
     spent = np.zeros(len(late), np.int64)
     for one in np.unique(thread):
         mine = thread == one
         until = np.maximum.accumulate(asked[mine])
-        after = np.maximum(np.append(since[mine][:1], until[:-1]), since[mine])
-        for table, cost in ((calls, np.where(calls["graph"], np.maximum(ran, CALL_NS), CALL_NS)), (frames, FRAME_NS)):
-            own = np.flatnonzero(table["thread"].to_numpy() == one)
-            start = table["start_ns"].to_numpy()[own]
-            order = np.argsort(start, kind="stable")
-            total = np.append(0, np.cumsum(np.broadcast_to(cost, len(table))[own][order]))
-            ends = (np.searchsorted(start[order], at, side="right") for at in (np.maximum(until, after), after))
-            spent[mine] += np.subtract(*(total[end] for end in ends))
+        after = np.minimum(np.maximum(np.append(since[mine][:1], until[:-1]), since[mine]), until)
+        for table, cost in ((calls, CALL_NS), (frames, FRAME_NS), (graphs, longer)):
+            spent[mine] += _begun(table, one, cost, after, until)
     return spent
+
+
+def _begun(table: pd.DataFrame, thread: int, cost: Any, after: Any, until: Any) -> Any:
+    """The cost of those rows of a thread that begin in each (after, until]; `cost`: of each row, or of any."""
+    own, start = table["thread"].to_numpy() == thread, table["start_ns"].to_numpy()
+    if not own.all():
+        start, cost = start[own], cost if np.isscalar(cost) else cost[own]
+    if not (start[1:] >= start[:-1]).all():
+        order = np.argsort(start, kind="stable")
+        start, cost = start[order], cost if np.isscalar(cost) else cost[order]
+    first, last = np.searchsorted(start, after, side="right"), np.searchsorted(start, until, side="right")
+    if np.isscalar(cost):
+        return (last - first) * cost
+    total = np.append(0, np.cumsum(cost))
+    return total[last] - total[first]
 
 
 def _artefact(case: Case, seen: str) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from worklog.analysis.context import place
 from worklog.rules import MATERIAL, Abstained, Case, Finding
 from worklog.rules.captures import COPIES, PLAIN, WAITS
-from worklog.rules.evidence import PLACES, blind, names, unjoined
+from worklog.rules.evidence import PLACES, blind, names, sources, unjoined
 from worklog.traces.intervals import Intervals
 from worklog.traces.schema import COMMUNICATION, COPY, COPYING, SYNC
 
@@ -82,7 +81,7 @@ def sync_every_step(case: Case) -> Finding | Abstained | None:
             "host_waited_ns": waited,
             "also_in_host_bound_ns": int(gaps["host"].to_numpy()[drains.gap].sum()),
         },
-        where=place(case.trace, drains.call, PLACES, length) + sorted(str(name) for name in called)[:PLACES],
+        where=sources(case, drains.call, length) + sorted(str(name) for name in called)[:PLACES],
         next=PLAIN if case.trace.stacks else WAITS,
     )
 
@@ -123,7 +122,7 @@ def blocking_copies(case: Case) -> Finding | Abstained | None:
             "exposed_copy_ns": exposed,
             "idle_in_returns_ns": int(back.sum()),
         },
-        where=place(case.trace, asked[asked >= 0], PLACES, cost[asked >= 0]) + names(case, rows, ran),
+        where=sources(case, asked, cost) + names(case, rows, ran),
         next=COPIES,
     )
 
