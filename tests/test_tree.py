@@ -278,16 +278,16 @@ def test_text_from_above_shows_kernel_time_by_module_with_the_backward(trained: 
     rows = [text.rstrip() for text in out.splitlines()]
     start = next(at for at, text in enumerate(rows) if "all kernels" in text)
     assert rows[start : start + 10] == [
-        "26.2% 110 us ██████████ all kernels",
-        "26.2% 110 us ██████████ └─ train.py:33 main",
-        "21.4%  90 us ████████▏     ├─ ResNet_0",
-        "14.3%  60 us █████▌        │  ├─ Conv2d_0",
-        " 9.5%  40 us ███▋          │  │  ├─ ConvolutionBackward0 (backward) → cudaLaunchKernel → dgrad",
-        " 4.8%  20 us █▉            │  │  └─ aten::conv2d → cudaLaunchKernel → conv",
-        " 7.1%  30 us ██▊           │  └─ Conv2d_1 → cudaLaunchKernel → conv",
-        " 4.8%  20 us █▉            └─ replay → cudaGraphLaunch",
-        " 2.4%  10 us ▉                ├─ \N{REPLACEMENT CHARACTER}[2Jother[red]",
-        " 2.4%  10 us ▉                └─ fused",
+        " 26.2%  110 us ██████████ all kernels",
+        " 26.2%  110 us ██████████ └─ train.py:33 main",
+        " 21.4%   90 us ████████▏     ├─ ResNet_0",
+        " 14.3%   60 us █████▌        │  ├─ Conv2d_0",
+        "  9.5%   40 us ███▋          │  │  ├─ ConvolutionBackward0 (backward) → cudaLaunchKernel → dgrad",
+        "  4.8%   20 us █▉            │  │  └─ aten::conv2d → cudaLaunchKernel → conv",
+        "  7.1%   30 us ██▊           │  └─ Conv2d_1 → cudaLaunchKernel → conv",
+        "  4.8%   20 us █▉            └─ replay → cudaGraphLaunch",
+        "  2.4%   10 us ▉                ├─ \N{REPLACEMENT CHARACTER}[2Jother[red]",
+        "  2.4%   10 us ▉                └─ fused",
     ]
     assert "Kernels of a CUDA graph hang below its launch" in out
     assert "Of 1 backward operators 1 stand in the place of their forward one." in out
@@ -297,7 +297,7 @@ def test_text_from_above_shows_kernel_time_by_module_with_the_backward(trained: 
 def test_text_from_below_finds_a_copy_at_the_line_that_made_it(trained: Path) -> None:
     out = run(str(trained), "--view", "bottom-up", "--metric", "copy")
     (row,) = [text for text in out.splitlines() if "Memcpy" in text]
-    assert "9.5% 40 us" in row
+    assert "9.5%   40 us" in row
     assert "Memcpy HtoD (Pageable -> Device) ← cudaMemcpyAsync ← aten::copy_ ← aten::to" in row
     assert "resnet.py:564 _apply ← train.py:33 main" in out
 
@@ -319,12 +319,30 @@ def test_json_alone_on_stdout_with_its_keys(trained: Path) -> None:
     found = json.loads(run(str(trained), "--json", "--range", "replay"))
     assert found == tree(trained, range_name="replay")
     assert list(found) == [
-        *("source", "view", "metric", "range", "min_share", "fold", "devices", "span_ns", "total", "tree", "coverage")
+        *("source", "view", "metric", "range", "depth", "min_share", "fold"),
+        *("devices", "span_ns", "total", "tree", "coverage"),
     ]
     assert found["total"] == {"kernel_ns": 20_000, "copy_ns": 0, "idle_ns": 10_000, "launches": 1, "activities": 2}
     assert list(found["tree"]) == ["name", "kind", "inclusive", "own", "children"]
     flat = json.loads(run(str(trained), "--json", "--view", "flat"))
     assert list(flat["tables"]) == ["ranges", "modules", "lines", "operators", "calls", "activities"]
+
+
+def test_deep_recursion_is_cut_and_long_chains_go_on_in_the_next_line(tmp_path: Path) -> None:
+    deep = [event("python_function", f"walk.py({at}): walk", at, 10_000 - 2 * at) for at in range(1, 501)]
+    deep += [call("cudaLaunchKernel", 600, 5, 1), ran("kernel", "leaf", 700, 50, 1)]
+    file = tmp_path / "deep.json"
+    file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": deep}))
+    out = run(str(file))
+    assert "Deeper than 200 levels nothing is shown." in out
+    assert "leaf" not in out
+    assert out.count("50 us ██████████") == 2  # all kernels, and the one chain
+    assert max(map(len, out.splitlines())) <= 120
+    names = out.replace("\n", " ").split(" → ")
+    assert "walk.py:1 walk" in names[0]
+    assert len(names) == 200
+    assert "leaf ← cudaLaunchKernel ← walk.py:500 walk" in run(str(file), "--view", "bottom-up")
+    sums_up(json.loads(run(str(file), "--json"))["tree"])
 
 
 def test_what_cannot_be_shown(trained: Path, tmp_path: Path, traced: Path) -> None:

@@ -45,9 +45,9 @@ def tree(
     """The calling-context tree of a trace of nsys or torch.profiler, or of the range(s) `range_name` in it.
 
     `metric` chooses what is shown and its order; default: kernel, of a trace of the CPU alone cpu. Keys: source {tool,
-    tool_version, file}; view, metric, range, min_share, fold, as asked for; devices [number]; span_ns, the sum of the
-    devices' windows (without a GPU: None); total {of each of tree.METRICS, with the metric cpu of tree.CPU too}; tree,
-    a node, or of a flat view tables {each of TABLES: [node]}; coverage {activities_with_known_launch (fraction),
+    tool_version, file}; view, metric, range, depth, min_share, fold, as asked for; devices [number]; span_ns, the sum
+    of the devices' windows (without a GPU: None); total {of each of tree.METRICS, with the metric cpu of tree.CPU too};
+    tree, a node, or of a flat view tables {each of TABLES: [node]}; coverage {activities_with_known_launch (fraction),
     backward_operators (that have a forward one), backward_operators_joined, graph_replays_as_one_piece,
     launches_without_activity, host_slowed_by_recorded_stacks}.
 
@@ -79,6 +79,7 @@ def tree(
         "view": view,
         "metric": chosen_metric,
         "range": range_name,
+        "depth": depth,
         "min_share": min_share,
         "fold": fold,
         "devices": [line.device for line in lines],

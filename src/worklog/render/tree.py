@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from worklog.analysis.labels import INSTANCE
+from worklog.analysis.views import LEVELS
 from worklog.render.diagnosis import clean
 from worklog.render.terminal import microseconds
 from worklog.traces.activity import short_name
@@ -77,9 +78,9 @@ def _summary(found: dict[str, Any]) -> str:
 
 def _tree(found: dict[str, Any], width: int) -> Table:
     table = Table.grid(padding=(0, 1))
-    sides: tuple[Literal["left", "right"], ...] = ("right", "right", "left")
-    for side in sides:
-        table.add_column(justify=side, no_wrap=True)
+    columns: tuple[tuple[Literal["left", "right"], int], ...] = (("right", 6), ("right", 7), ("left", CELLS))
+    for side, least_width in columns:
+        table.add_column(justify=side, no_wrap=True, min_width=least_width)
     table.add_column(no_wrap=True, overflow="ellipsis")
     column, things, _ = WHAT[found["metric"]]
     least = found["min_share"] * found["total"][column]
@@ -87,7 +88,7 @@ def _tree(found: dict[str, Any], width: int) -> Table:
     for line in _lines(found["tree"], column, least, max(width - MARGIN, 20)):
         node, text = line.chain[-1], Text().append(line.guides, style="dim")
         for at, one in enumerate(line.chain):
-            text.append(apart if at else "", style="dim")
+            text.append(apart if at else apart.lstrip() * line.continued, style="dim")
             text.append(f"all {things}" if one["kind"] == "root" else _name(one), STYLES.get(one["kind"], ""))
         if node["kind"] in ACTIVITIES and node["inclusive"]["activities"] > 1:
             text.append(f" {node['inclusive']['activities']}x", style="dim")
@@ -110,14 +111,15 @@ def _lines(
 
     Siblings that were folded into one are left out where together they are small too, or there is nothing but them.
     """
-    chain, room = [node], width - len(guides) - len(_name(node))
+    chain, room = [node], width - len(guides) - len(_name(node)) - 2 * continued
     while node["kind"] != "root" and (one := _alone(node, column)) and (room := room - len(_name(one)) - 3) >= 0:
         chain.append(node := one)
     yield _Line(guides, chain, continued)
     stem, below = guides.replace("├─ ", "│  ").replace("└─ ", "   "), _shown(node, column, least)
     alone = node["kind"] != "root" and _alone(node, column) is not None
     for at, child in enumerate(below, start=1):
-        yield from _lines(child, column, least, width, stem + ("└─ " if at == len(below) else "├─ "), alone)
+        branch = "" if alone else "└─ " if at == len(below) else "├─ "
+        yield from _lines(child, column, least, width, stem + branch, alone)
 
 
 def _alone(node: dict[str, Any], column: str) -> dict[str, Any] | None:
@@ -198,6 +200,8 @@ def _notes(found: dict[str, Any]) -> Iterator[str]:
         yield f"{count} launches have no row of what they launched."
     if any("GraphLaunch" in node["name"] for node in _every(found) if node["kind"] == "call"):
         yield "Kernels of a CUDA graph hang below its launch: the trace does not say which operators put them there."
+    if "deeper" in kinds and found["depth"] is None:
+        yield f"Deeper than {LEVELS} levels nothing is shown."
     if found["view"] == "top-down" and classes >= SAME_CLASS and not found["fold"]:
         yield f"{classes} modules of one class stand in one place: --fold makes them one."
 
