@@ -201,6 +201,46 @@ def test_a_head_that_tells_no_gpu(tmp_path: Path, devices: str) -> None:
     assert gpus(file) == {}
 
 
+def test_kernels_of_two_tools_go_by_short_names(tmp_path: Path) -> None:
+    """As nsys and Kineto spell them: template arguments, an anonymous namespace, the parameters."""
+    spelled = {
+        "void at::native::vectorized_elementwise_kernel<(int)4, at::native::BinaryFunctor<float, float, float, "
+        "at::native::binary_internal::MulFunctor<float>>, std::array<char *, (unsigned long)3>>(int, T2, T3)": (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float, float, float, "
+            "at::native::binary_internal::MulFunctor<float> >, std::array<char*, 3ul> >(int, at::native::BinaryFunctor"
+            "<float, float, float, at::native::binary_internal::MulFunctor<float> >, std::array<char*, 3ul>)"
+        ),
+        "void <unnamed>::softmax_warp_forward<float, float, float, (int)8, (bool)0, (bool)0>(T2 *, const T1 *, int)": (
+            "void (anonymous namespace)::softmax_warp_forward<float, float, float, 8, false, false>(float*, float "
+            "const*, int)"
+        ),
+    }
+    file = tmp_path / "nsys.sqlite"
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
+        database.executemany("INSERT INTO StringIds VALUES (?, ?)", list(enumerate([*spelled, "cudaLaunchKernel"])))
+        grid = ", ".join(f"{name}{axis} INTEGER" for name in ("grid", "block") for axis in "XYZ")
+        database.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, "
+            f"correlationId INTEGER, demangledName INTEGER, {grid})"
+        )
+        rows = [(10_000 * (n + 1), 10_000 * (n + 2), 0, 7, n + 1, n, 4, 1, 1, 32, 1, 1) for n in range(2)]
+        database.executemany(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({', '.join('?' * 12)})", rows)
+        database.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME "
+            "(start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER, nameId INTEGER)"
+        )
+        database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (0, 5, 1, ?, 2)", [(1,), (2,)])
+    events = [call("cudaLaunchKernel", 0, 0.005, n + 1) for n in range(2)]
+    for n, name in enumerate(spelled.values()):
+        events.append(ran(name, 10 * (n + 1), 10 + 5 * n, n + 1, grid=[4, 1, 1], block=[32, 1, 1]))
+    found = diff(file, kineto(tmp_path / "torch.json", events))
+    assert [(term["kind"], term["name"], term["ns"]) for term in found["terms"]] == [
+        ("slower", "softmax_warp_forward", 5_000)
+    ]
+    assert "so they go by their short names" in found["warnings"][0]
+
+
 def test_devices_are_compared_one_by_one(tmp_path: Path) -> None:
     both = [*steps([40]), *steps([60], device=1)]
     for number, one in enumerate(both):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from worklog.analysis.exclusive import Occurrences, attribute
 from worklog.analysis.timeline import BUSY, IDLE, account
-from worklog.traces.activity import GEOMETRY
+from worklog.traces.activity import GEOMETRY, short_name
 from worklog.traces.intervals import Intervals
 from worklog.traces.schema import COMMUNICATION, COPY, GRAPH, MEMSET, Selection, Trace
 
@@ -49,21 +49,25 @@ class Ledger:
         return (2 * total + self.occurrences) // (2 * self.occurrences)
 
 
-def ledger(trace: Trace, selection: Selection, device: int, modules: Any = None, apart: bool = True) -> Ledger:
+Names = Literal["full", "short", "none"]
+
+
+def ledger(trace: Trace, selection: Selection, device: int, modules: Any = None, names: Names = "full") -> Ledger:
     """Of one device in the selection's windows; `trace` may have the columns of activity.GEOMETRY.
 
-    `modules` names for each call the module that made it. Without `apart` all activities are one entry.
+    `modules` names for each call the module that made it. Kernels go by their `names`: demangled in full, or in short,
+    as tools spell template arguments in ways of their own; or all activities are one entry.
     """
     occurrences = Occurrences.of(selection, device)
     pieces = attribute(trace, device, occurrences)
-    entry, entries = _entries(trace, pieces["row"].to_numpy(), modules, apart)
+    entry, entries = _entries(trace, pieces["row"].to_numpy(), modules, names)
     pieces["entry"] = entry
     begins = ~pieces["row"].duplicated().to_numpy()  # what crosses into the next occurrence is of the first, whole
     pieces["count"] = begins
     pieces["occurrence"] = pieces["occurrence"].to_numpy()[begins][np.cumsum(begins) - 1]
-    idle, names = _idle(trace, selection, device, occurrences)
+    idle, parts = _idle(trace, selection, device, occurrences)
     idle["entry"] += len(entries)
-    entries = pd.concat([entries, names], ignore_index=True)
+    entries = pd.concat([entries, parts], ignore_index=True)
     spent = pd.concat([pieces.drop(columns="row"), idle]).groupby(["entry", "occurrence"])[SPENT].sum().reset_index()
     entries = entries.join(spent.groupby("entry")[SPENT].sum().reindex(entries.index, fill_value=0))
     order = entries.sort_values(list(KEY)).index.to_numpy()
@@ -73,10 +77,10 @@ def ledger(trace: Trace, selection: Selection, device: int, modules: Any = None,
     return Ledger(occurrences.count, spans, entries.loc[order].reset_index(drop=True), spent)
 
 
-def _entries(trace: Trace, rows: Any, modules: Any, apart: bool) -> tuple[Any, pd.DataFrame]:
+def _entries(trace: Trace, rows: Any, modules: Any, names: Names) -> tuple[Any, pd.DataFrame]:
     """For each of these rows of activities the number of its entry, and KEY and first_ns of the entries."""
     act = trace.activities.iloc[rows]
-    if not apart:
+    if names == "none":
         first = act["start_ns"].min() if len(rows) else 0
         every = pd.DataFrame([("busy", "busy", BUSY_NAME, "", "", first)], columns=[*KEY, "first_ns"])
         return np.zeros(len(rows), np.int64), every[: len(rows)]
@@ -90,14 +94,13 @@ def _entries(trace: Trace, rows: Any, modules: Any, apart: bool) -> tuple[Any, p
     table = pd.DataFrame({**codes, "first_ns": act["start_ns"].to_numpy()})
     groups = table.groupby(list(codes))
     entries = groups["first_ns"].min().reset_index()
-    names = act["name"].cat.categories
+    known = act["name"].cat.categories
+    spelled = [_name(k, str(known[c]), names) for k, c in zip(entries["kind"], entries["name"], strict=True)]
     return groups.ngroup().to_numpy(), pd.DataFrame(
         {
             "group": [GROUPS.get(kind, "kernel") for kind in entries["kind"]],
             "part": [BUSY[kind] for kind in entries["kind"]],
-            "name": [
-                _name(kind, str(names[code])) for kind, code in zip(entries["kind"], entries["name"], strict=True)
-            ],
+            "name": spelled,
             "shape": _shapes(entries),
             "module": ["" if code < 0 else str(modules.categories[code]) for code in entries.get("module", ())] or "",
             "first_ns": entries["first_ns"],
@@ -105,10 +108,12 @@ def _entries(trace: Trace, rows: Any, modules: Any, apart: bool) -> tuple[Any, p
     )
 
 
-def _name(kind: int, name: str) -> str:
+def _name(kind: int, name: str, names: Names) -> str:
     """Copies go by their way alone: tools name them differently, and one that was pinned is still the same copy."""
-    way = COPIED.search(name)
-    return {COPY: f"memcpy {way[1]}" if way else name, MEMSET: "memset"}.get(kind, name)
+    if kind == COPY:
+        way = COPIED.search(name)
+        return f"memcpy {way[1]}" if way else name
+    return "memset" if kind == MEMSET else short_name(name) if names == "short" else name
 
 
 def _shapes(entries: pd.DataFrame) -> Any:
