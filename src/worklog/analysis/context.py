@@ -165,13 +165,17 @@ def _contexts(trace: Trace, libraries: bool) -> Contexts:
     ) & same  # evaluate_function: AddmmBackward0, and in it AddmmBackward0
     kept = ~twice & (libraries | ~known.plumbing)
     own = np.flatnonzero((kind == BACKWARD) & ~twice)
-    forward = _forward(nesting, kind, known.sequence, frames["forward_thread"].to_numpy(), own)
+    sequence, forward_thread = known.sequence.copy(), frames["forward_thread"].to_numpy().copy()
+    told = np.flatnonzero(twice & (sequence >= 0))  # either of the two may tell the number
+    told = told[sequence[nesting.parent[told]] < 0]
+    sequence[nesting.parent[told]], forward_thread[nesting.parent[told]] = sequence[told], forward_thread[told]
+    forward = _forward(nesting, kind, sequence, forward_thread, own)
     parent = compress(nesting.parent, kept)
     if (forward >= 0).any():
         outside = compress(nesting.parent, kept & (kind != OPERATOR))
         parent = parent.copy()
         parent[own[forward >= 0]] = outside[forward[forward >= 0]]
-    numbered = int((known.sequence[own] >= 0).sum())
+    numbered = int((sequence[own] >= 0).sum())
     return Contexts(nesting, kind, text, known.texts, parent, kept, (numbered, int((forward >= 0).sum())))
 
 
