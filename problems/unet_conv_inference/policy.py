@@ -13,6 +13,7 @@ import enum
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -136,29 +137,44 @@ class Clock:
         return result
 
 
-def predict(forward: Callable[..., Tensor], vision: Any, table: Tensor, seen: Any, clock: Clock) -> np.ndarray:
-    """The next actions [T, 2] in Push-T's units, from the last observations."""
-    import numpy as np
-    import torch
+@dataclass(frozen=True)
+class Policy:
+    """The parts of one prediction."""
 
-    from worklog.workloads import unet1d
+    vision: Callable[[Tensor], Tensor]
+    forward: Callable[[Tensor, Tensor, Tensor], Tensor]
+    table: Tensor
+    sampler: Callable[[Tensor, Tensor], Tensor] | None = None
+    """All steps at once, where the variant has kernels for that; their denoising then counts as the U-Net's."""
 
-    device = table.device
-    pictures = np.stack([one["pixels"] for one in seen]).transpose(0, 3, 1, 2)
-    positions = torch.tensor(np.stack([one["agent_pos"] for one in seen]) / (FIELD / 2) - 1, dtype=torch.float32)
+    def predict(self, seen: Any, clock: Clock) -> np.ndarray:
+        """The next actions [T, 2] in Push-T's units, from the last observations."""
+        import torch
 
-    def condition() -> Tensor:
-        features = vision(torch.from_numpy(pictures).to(device).float() / 255)
-        return torch.cat((features, positions.to(device)), dim=-1).reshape(1, -1)
+        from worklog.workloads import unet1d
 
-    cond = clock("vision", condition)
-    x = torch.randn(1, unet1d.HORIZON, 2, device=device)
-    timesteps = torch.arange(len(table), device=device)
-    for step in reversed(range(len(table))):
-        noise = clock("U-Net", forward, x, timesteps[step], cond)
-        x = clock("denoising", unet1d.denoise, x, noise, torch.randn_like(x), table[step])
-    actions: np.ndarray = ((x[0] + 1) * (FIELD / 2)).float().cpu().numpy()
-    return actions
+        cond = clock("vision", self.condition, seen)
+        noise = torch.randn(len(self.table) + 1, 1, unet1d.HORIZON, 2, device=self.table.device)
+        if self.sampler:
+            x = clock("U-Net", self.sampler, noise, cond)
+        else:
+            x, timesteps = noise[0], torch.arange(len(self.table), device=self.table.device)
+            for fresh, step in zip(noise[1:], reversed(range(len(self.table))), strict=True):
+                prediction = clock("U-Net", self.forward, x, timesteps[step], cond)
+                x = clock("denoising", unet1d.denoise, x, prediction, fresh, self.table[step])
+        actions: np.ndarray = ((x[0] + 1) * (FIELD / 2)).float().cpu().numpy()
+        return actions
+
+    def condition(self, seen: Any) -> Tensor:
+        """[1, 1028]: each observation's image features and position."""
+        import numpy as np
+        import torch
+
+        device = self.table.device
+        pictures = torch.from_numpy(np.stack([one["pixels"] for one in seen]).transpose(0, 3, 1, 2)).to(device)
+        positions = torch.from_numpy(np.stack([one["agent_pos"] for one in seen])).to(device).float()
+        features = self.vision(pictures.float() / 255)
+        return torch.cat((features, positions / (FIELD / 2) - 1), dim=-1).reshape(1, -1)
 
 
 class Mode(enum.StrEnum):
@@ -235,23 +251,26 @@ def play(
 
     from worklog.workloads import resnet18, unet1d
 
-    if variant.options.get("dtype") or variant.options.get("graph") or variant.options.get("as_seed"):
-        raise ProblemError(f"policy mode calls the U-Net step by step in float32, which {variant.slug} is not for.")
+    ours = variant.options.get("kernels")
+    steps_alone = variant.options.get("graph") or variant.options.get("as_seed") or variant.options.get("parts")
+    if variant.options.get("dtype", "float32") != "float32" or (steps_alone and not ours):
+        raise ProblemError(f"policy mode calls a float32 U-Net step by step, which {variant.slug} is not for.")
     config = prepared(here, variant, name)
     torch.manual_seed(config.seed)
-    forward = here.module.compiled(here.module.network(variant, config), variant.options.get("compile"))
-    vision = resnet18.build(config.seed, device=config.device)
     table = unet1d.ddpm_coefficients(config.steps, device=config.device)
+    sample = torch.zeros(1, unet1d.HORIZON, 2, device=config.device)
+    forward, sampler = here.module.callables(variant, here.module.network(variant, config), sample, table)
+    policy = Policy(resnet18.build(config.seed, device=config.device), forward, table, sampler if ours else None)
     world, clock, made = PushT(config.seed), Clock(config.device), 0
     with torch.inference_mode():
-        predict(forward, vision, table, world.seen, Clock(config.device))  # compiles, allocates
+        policy.predict(world.seen, Clock(config.device))  # compiles, allocates
         most = min(limit or EPISODE_STEPS, -(-EPISODE_STEPS // ACTIONS))
         for episode in range(episodes):
             world.restart()
             for _ in track(range(most), f"{variant.slug}, episode {episode + 1}", console=console):
                 if world.done:  # solved before its time
                     break
-                actions = predict(forward, vision, table, world.seen, clock)
+                actions = policy.predict(world.seen, clock)
                 clock("simulation", world.play, actions[OBSERVATIONS - 1 :][:ACTIONS])
                 made += 1
     show(variant.slug, clock.seconds, made, config)

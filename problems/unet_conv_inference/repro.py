@@ -9,12 +9,13 @@ This file declares what is measured; WORKLOG.md tells what it means.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from unet_config import UnetConfig
 
-from worklog.problem import Case, Variant, Workload
+from worklog.problem import Case, ProblemError, Variant, Workload
 from worklog.record import Claim, Record
 
 if TYPE_CHECKING:
@@ -22,10 +23,16 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
+    Sampler = Callable[[Tensor, Tensor], Tensor]
 
 TITLE = "A 1-D U-Net of 80 million weights takes many times longer than reading them once"
 MODES = {"compile": None, "compile_cudagraph": "reduce-overhead", "compile_autotune": "max-autotune"}
 HALVES = {"fp16": "float16", "bf16": "bfloat16"}
+KERNELS = {
+    "fused_triton": "Conv1d with all that follows it in few Triton kernels",
+    "persistent": "one CUDA C++ kernel whose blocks stay for the whole step, or sampling",
+}
+"""Modules of kernels/."""
 LIMITS = {"float32": 3e-3, "float16": 5e-3, "bfloat16": 3e-2}
 """Largest error: cuDNN multiplies float32 in TF32, with 11 significant bits as float16 has; bfloat16 has 8."""
 EXACT_LIMIT = 1e-5  # float32 throughout: its rounding costs 1e-6
@@ -103,7 +110,14 @@ def _variants() -> Iterator[Variant]:
         summary="what the policy does besides the U-Net: vision, an update, simulation",
         options={"parts": True},
     )
-    # The fused kernels' variants come here, each with options {"kernels": NAME}.
+    for name, what in KERNELS.items():
+        for short, dtype in ({"": "float32"} | HALVES).items():
+            yield Variant(
+                slug=f"{name}_{short}".rstrip("_"),
+                summary=f"ours: {what}, {dtype} weights",
+                devices=cuda,
+                options={"kernels": name, "dtype": dtype, "graph": True},
+            )
 
 
 VARIANTS = tuple(dataclasses.replace(variant, timeout_s=300.0) for variant in _variants())
@@ -123,22 +137,20 @@ def build(variant: Variant, config: UnetConfig) -> Workload:
         return Workload(cases=policy.part_cases(config), facts={"left_out": reason} if reason else {})
     model = network(variant, config)
     dtype = next(model.parameters()).dtype
-    forward = compiled(model, options.get("compile"))
     sample, timestep, cond = inputs(config, dtype)
     noise = starting_noise(config)
     table = unet1d.ddpm_coefficients(config.steps, device="cpu" if options.get("as_seed") else config.device)
+    forward, sampler = callables(variant, model, sample, table)
     limit = options.get("limit", LIMITS[str(dtype).removeprefix("torch.")])
 
     def step() -> Tensor:
         return forward(sample, timestep, cond)
 
-    def sampling() -> Tensor:
-        return unet1d.sample_actions(lambda x, t, c: forward(x.to(dtype), t, c), noise, cond, table)
-
+    facts: dict[str, object] = {}
     if forward is model:
         facts = operators.count(model, step)
         facts["film_unchanged_share"] = operators.unchanged_share(model, sample, cond)
-    else:
+    elif options.get("compile"):
         facts = operators.lowered(step)
     run = (lambda: step_as_seed(model, config, table)) if options.get("as_seed") else step
     settings = {"limit": limit, "graph": options.get("graph", False)}
@@ -148,7 +160,7 @@ def build(variant: Variant, config: UnetConfig) -> Workload:
             flop=config.step_flop, repeat=config.repeat, samples=config.samples, memory=True, **settings,
         ),
         Case(
-            name="sampling", run=sampling, reference=lambda: sampling_reference(config),
+            name="sampling", run=lambda: sampler(noise, cond), reference=lambda: sampling_reference(config),
             bytes=dtype.itemsize * config.sampling_parameters, flop=config.sampling_flop,
             samples=config.sampling_samples, warmup=1, **settings,
         ),
@@ -179,10 +191,31 @@ def network(variant: Variant, config: UnetConfig) -> nn.Module:
     return model
 
 
-def compiled(model: nn.Module, mode: str | None) -> Forward:
+def callables(variant: Variant, model: nn.Module, sample: Tensor, table: Tensor) -> tuple[Forward, Sampler]:
+    """The model as the variant calls it: one step, and all steps from (noise, condition).
+
+    sample: of the shape that will come. table [steps, 5]: of unet1d.ddpm_coefficients. Raises ProblemError where the
+    variant's kernels cannot run here.
+    """
     import torch
 
-    return torch.compile(model, mode=mode) if mode else model
+    from worklog.workloads import unet1d
+
+    if name := variant.options.get("kernels"):
+        try:
+            kernels = importlib.import_module(f"kernels.{name}")
+        except ImportError as missing:
+            raise ProblemError(f"kernels/{name} cannot run here: {missing}, so there is no GPU code") from missing
+        if reason := kernels.supported(model, sample):
+            raise ProblemError(f"kernels/{name} cannot run here: {reason}")
+        return kernels.build(model), kernels.build_sampler(model, table)
+    mode = variant.options.get("compile")
+    forward = torch.compile(model, mode=mode) if mode else model
+
+    def step(x: Tensor, timestep: Tensor, cond: Tensor) -> Tensor:
+        return forward(x.to(sample.dtype), timestep, cond)
+
+    return forward, lambda noise, cond: unet1d.sample_actions(step, noise, cond, table)
 
 
 def inputs(config: UnetConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
