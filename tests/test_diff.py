@@ -201,7 +201,7 @@ def test_a_head_that_tells_no_gpu(tmp_path: Path, devices: str) -> None:
     assert gpus(file) == {}
 
 
-def test_kernels_of_two_tools_go_by_short_names(tmp_path: Path) -> None:
+def test_kernels_of_two_tools_go_by_the_words_of_their_names(tmp_path: Path) -> None:
     """As nsys and Kineto spell them: template arguments, an anonymous namespace, the parameters."""
     spelled = {
         "void at::native::vectorized_elementwise_kernel<(int)4, at::native::BinaryFunctor<float, float, float, "
@@ -235,10 +235,10 @@ def test_kernels_of_two_tools_go_by_short_names(tmp_path: Path) -> None:
     for n, name in enumerate(spelled.values()):
         events.append(ran(name, 10 * (n + 1), 10 + 5 * n, n + 1, grid=[4, 1, 1], block=[32, 1, 1]))
     found = diff(file, kineto(tmp_path / "torch.json", events))
-    assert [(term["kind"], term["name"], term["ns"]) for term in found["terms"]] == [
-        ("slower", "softmax_warp_forward", 5_000)
-    ]
-    assert "so they go by their short names" in found["warnings"][0]
+    (term,) = found["terms"]
+    assert (term["kind"], term["ns"], term["matched_by"]) == ("slower", 5_000, "exact")
+    assert [term["before"]["name"], term["after"]["name"]] == list(list(spelled.items())[1])
+    assert "so they go by the words of their names" in found["warnings"][0]
 
 
 def test_devices_are_compared_one_by_one(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from worklog.analysis.diff import Difference
 from worklog.analysis.diff import diff as difference
-from worklog.analysis.ledger import Names, ledger
+from worklog.analysis.ledger import ledger
 from worklog.analysis.modules import of_calls
 from worklog.analysis.timeline import lost_launches
 from worklog.problem import ProblemError
@@ -41,9 +41,8 @@ def diff(before: Path, after: Path, range_name: str | None = None, range_after: 
     old, new = _Side.of(traces[0], range_name), _Side.of(traces[1], range_after or range_name)
     pairs, left_out = _pairs(old, new)
     reason = _incomparable(old, new)
-    names: Names = "none" if reason else "full" if old.trace.tool == new.trace.tool else "short"
     devices = [
-        {"before_device": one, "after_device": two, **asdict(_difference(old, new, one, two, names))}
+        {"before_device": one, "after_device": two, **asdict(_difference(old, new, one, two, reason is None))}
         for one, two in pairs
     ]
     longest = max(devices, key=lambda device: max(device["before_ns"], device["after_ns"]))
@@ -92,11 +91,12 @@ class _Side:
         return lost_launches(self.trace, self.selection.called)[1]
 
 
-def _difference(before: _Side, after: _Side, one: int, two: int, names: Names) -> Difference:
-    modules = [None if names == "none" else of_calls(side.trace) for side in (before, after)]
+def _difference(before: _Side, after: _Side, one: int, two: int, apart: bool) -> Difference:
+    modules = [of_calls(side.trace) if apart else None for side in (before, after)]
     return difference(
-        ledger(before.trace, before.selection, one, modules[0], names),
-        ledger(after.trace, after.selection, two, modules[1], names),
+        ledger(before.trace, before.selection, one, modules[0], apart),
+        ledger(after.trace, after.selection, two, modules[1], apart),
+        spelled_alike=before.trace.tool == after.trace.tool,
     )
 
 
@@ -158,7 +158,7 @@ def _warnings(before: _Side, after: _Side) -> list[str]:
         found.append(
             f"Before was traced by {before.trace.tool}, after by {after.trace.tool}: each slows the host in its own "
             "way, so idle time may differ for that reason alone; and spells kernels in its own way, so they go by "
-            "their short names."
+            "the words of their names."
         )
     if before.trace.stacks != after.trace.stacks:
         word = "before" if before.trace.stacks else "after"

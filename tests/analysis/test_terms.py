@@ -160,6 +160,28 @@ def test_shapes_are_apart_and_equal_launches_of_another_shape_are_together() -> 
     assert terms(compared(before, after)) == {("faster", "add"): -20}
 
 
+def test_another_spelling_of_template_arguments_is_no_other_kernel() -> None:
+    """Older and newer releases of torch."""
+    old, new = (
+        f"void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>, {array} >"
+        for array in ("at::detail::Array<char*, 1>", "std::array<char*, 1ul>")
+    )
+    before = kernels([(f"{old}(int)", 0, 10), (f"{old}(int)", 10, 20)], grid=[4, 8])
+    after = kernels([(f"{new}(int)", 0, 10), (f"{new}(int)", 10, 25)], grid=[4, 8])
+    assert terms(compared(before, after)) == {("slower", f"{new}(int)"): 5}
+    (term,) = compared(before, after).terms
+    assert (term.matched_by, term.before.name, term.before.shape) == (
+        "words of the name",
+        f"{old}(int)",
+        "8x1x1 of 1x1x1",
+    )
+    other = new.replace("FillFunctor", "CosFunctor")  # an operation of its own
+    after = kernels([(f"{other}(int)", 0, 10), (f"{other}(int)", 10, 20)], grid=[4, 8])
+    assert sorted(term.kind for term in compared(before, after).terms) == ["added", "added", "removed", "removed"]
+    twice = kernels([(f"{new}(int)", 0, 10), (f"{new}(int)", 10, 20), (f"{new}(int)", 20, 30)], grid=[4, 8, 8])
+    assert sorted(kind for kind, _ in terms(compared(before, twice))) == ["added", "removed"]
+
+
 def test_modules_tell_equal_kernels_apart_and_numbers_of_instances_do_not() -> None:
     rows = [("add", 0, 10), ("add", 10, 20), ("add", 20, 30)]
     asked = [0, 10, 20]

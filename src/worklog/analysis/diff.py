@@ -59,14 +59,14 @@ class Difference:
     """Largest first; none is zero, and their sum is delta_ns."""
 
 
-def diff(before: Ledger, after: Ledger) -> Difference:
+def diff(before: Ledger, after: Ledger, spelled_alike: bool = True) -> Difference:
     """One occurrence against one occurrence: the means, in whole nanoseconds (Ledger.per_occurrence).
 
     A kernel that is on both sides changes by up to three terms: launches added or removed, times the mean of its times
     before and after; each launch slower or faster, times the mean of the launches before and after; exposed or hidden
-    time. Exchanging before and after negates every term. O(n log n).
+    time. `spelled_alike`: see match. Exchanging before and after negates every term. O(n log n).
     """
-    matches = match(before, after)
+    matches = match(before, after, spelled_alike)
     old, new = _Side.of(before, matches.before, len(matches.how)), _Side.of(after, matches.after, len(matches.how))
     effects = [effect for effect in _effects(old, new) if len(effect.ns)]
     terms = [

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from worklog.analysis.exclusive import Occurrences, attribute
 from worklog.analysis.timeline import BUSY, IDLE, account
-from worklog.traces.activity import GEOMETRY, short_name
+from worklog.traces.activity import GEOMETRY
 from worklog.traces.intervals import Intervals
 from worklog.traces.schema import COMMUNICATION, COPY, GRAPH, MEMSET, Selection, Trace
 
@@ -49,18 +49,14 @@ class Ledger:
         return (2 * total + self.occurrences) // (2 * self.occurrences)
 
 
-Names = Literal["full", "short", "none"]
-
-
-def ledger(trace: Trace, selection: Selection, device: int, modules: Any = None, names: Names = "full") -> Ledger:
+def ledger(trace: Trace, selection: Selection, device: int, modules: Any = None, apart: bool = True) -> Ledger:
     """Of one device in the selection's windows; `trace` may have the columns of activity.GEOMETRY.
 
-    `modules` names for each call the module that made it. Kernels go by their `names`: demangled in full, or in short,
-    as tools spell template arguments in ways of their own; or all activities are one entry.
+    `modules` names for each call the module that made it. Without `apart` all activities are one entry.
     """
     occurrences = Occurrences.of(selection, device)
     pieces = attribute(trace, device, occurrences)
-    entry, entries = _entries(trace, pieces["row"].to_numpy(), modules, names)
+    entry, entries = _entries(trace, pieces["row"].to_numpy(), modules, apart)
     pieces["entry"] = entry
     begins = ~pieces["row"].duplicated().to_numpy()  # what crosses into the next occurrence is of the first, whole
     pieces["count"] = begins
@@ -77,10 +73,10 @@ def ledger(trace: Trace, selection: Selection, device: int, modules: Any = None,
     return Ledger(occurrences.count, spans, entries.loc[order].reset_index(drop=True), spent)
 
 
-def _entries(trace: Trace, rows: Any, modules: Any, names: Names) -> tuple[Any, pd.DataFrame]:
+def _entries(trace: Trace, rows: Any, modules: Any, apart: bool) -> tuple[Any, pd.DataFrame]:
     """For each of these rows of activities the number of its entry, and KEY and first_ns of the entries."""
     act = trace.activities.iloc[rows]
-    if names == "none":
+    if not apart:
         first = act["start_ns"].min() if len(rows) else 0
         every = pd.DataFrame([("busy", "busy", BUSY_NAME, "", "", first)], columns=[*KEY, "first_ns"])
         return np.zeros(len(rows), np.int64), every[: len(rows)]
@@ -95,7 +91,7 @@ def _entries(trace: Trace, rows: Any, modules: Any, names: Names) -> tuple[Any, 
     groups = table.groupby(list(codes))
     entries = groups["first_ns"].min().reset_index()
     known = act["name"].cat.categories
-    spelled = [_name(k, str(known[c]), names) for k, c in zip(entries["kind"], entries["name"], strict=True)]
+    spelled = [_name(k, str(known[c])) for k, c in zip(entries["kind"], entries["name"], strict=True)]
     return groups.ngroup().to_numpy(), pd.DataFrame(
         {
             "group": [GROUPS.get(kind, "kernel") for kind in entries["kind"]],
@@ -108,12 +104,12 @@ def _entries(trace: Trace, rows: Any, modules: Any, names: Names) -> tuple[Any, 
     )
 
 
-def _name(kind: int, name: str, names: Names) -> str:
+def _name(kind: int, name: str) -> str:
     """Copies go by their way alone: tools name them differently, and one that was pinned is still the same copy."""
     if kind == COPY:
         way = COPIED.search(name)
         return f"memcpy {way[1]}" if way else name
-    return "memset" if kind == MEMSET else short_name(name) if names == "short" else name
+    return "memset" if kind == MEMSET else name
 
 
 def _shapes(entries: pd.DataFrame) -> Any:

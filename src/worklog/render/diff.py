@@ -35,6 +35,7 @@ IDLE = {
     "sync": "the host still waited for work that was over",
     "unexplained": "the trace cannot tell why",
 }
+MATCHED = {"name": "another shape", "words of the name": "another spelling"}
 KERNELS = {*PAIRS, *PAIRS.values()}
 SUMS = {
     "kernels": ("compute",),
@@ -188,12 +189,12 @@ def _what(row: Row) -> Text:
         return Text(IDLE[term["name"]])
     old, new = term["before"], term["after"]
     name = clean(short_name(term["name"]) if term["kind"] in KERNELS else term["name"])
-    if old and new and old["name"] != new["name"]:
+    if old and new and short_name(old["name"]) != short_name(new["name"]):
         name = f"{name} (was {clean(short_name(old['name']))})"
     shapes = {side["shape"] for one in row.terms for side in (one["before"], one["after"]) if side}
     told = [
         f"in {clean(term['module'])}" if term["module"] else "",
-        "another shape" if term["matched_by"].startswith("name") else f"{len(shapes)} shapes" * (len(shapes) > 1),
+        MATCHED.get(term["matched_by"], f"{len(shapes)} shapes" * (len(shapes) > 1)),
     ]
     return Text.assemble(name, (", " + ", ".join(filter(None, told)) if any(told) else "", "dim"))
 
