@@ -1,11 +1,10 @@
-"""The U-Net's kernels without a GPU: the plan and the packed weights, executed by NumPy; the CUDA C++ kernel's own
-text, run on the CPU thread by thread and compiled for Hopper; the Triton kernels, interpreted and compiled."""
+"""The U-Net's kernels without a GPU: the CUDA C++ kernel's own text, run on the CPU thread by thread and compiled for
+Hopper; the Triton kernels, interpreted and compiled."""
 
 from __future__ import annotations
 
 import ctypes
-import dataclasses
-import itertools
+import json
 import re
 import shutil
 import subprocess
@@ -25,140 +24,19 @@ HERE = Path(__file__).parent
 FOLDER = checkouts.REPOSITORY / "problems" / "unet_conv_inference"
 sys.path.insert(0, str(FOLDER))
 
-from kernels import layers, nvcc, packing, persistent, phase, plan  # noqa: E402
-from kernels.executor import Executor, read_fragments  # noqa: E402
+from kernels import layers, nvcc, persistent, phase  # noqa: E402
 from kernels.launch import ADDRESSES, NUMBERS, SHARED, VALUES, Args  # noqa: E402
-from kernels.plan import Plan  # noqa: E402
 
 from worklog.workloads import unet1d  # noqa: E402
 
 Python = Callable[..., "subprocess.CompletedProcess[str]"]
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SHAPES = (unet1d.PUSH_T, unet1d.TINY, unet1d.UnetShape(cond_dim=1028, step_dim=32, widths=(48, 64, 160), action_dim=3))
+ODD = unet1d.UnetShape(cond_dim=1028, step_dim=32, widths=(48, 64, 160), action_dim=3)
+SOURCES = [FOLDER, checkouts.REPOSITORY / "problems" / "float8_weight_only", checkouts.REPOSITORY / "src", HERE]
 FOLDED = ("final_conv.1", "down_modules.0.0.residual_conv")  # computed where they are used, never published
-
-
-def plans(shapes=SHAPES, horizons=(8, 16), elements=(1, 2)):
-    return [Plan(s, h, e, sampling) for s in shapes for h in horizons for e in elements for sampling in (False, True)]
 
 
 def reference(shape, dtype):
     return unet1d.build(0, dtype, shape=shape).double()
-
-
-# The plan
-
-
-def test_push_t_has_29_exchanges_and_streams_each_weight_once() -> None:
-    made = Plan(unet1d.PUSH_T, 16, 1, sampling=True)
-    assert len(made.phases) == 29
-    assert len(Plan(unet1d.PUSH_T, 16, 1, sampling=False).phases) == 32
-    model = unet1d.ConditionalUnet1D(unet1d.PUSH_T)
-    streamed = [m for n, m in model.named_modules() if isinstance(m, torch.nn.Conv1d | torch.nn.ConvTranspose1d)]
-    conv_bytes = 4 * sum(m.weight.numel() for m in streamed)
-    assert 1 <= made.fragments * phase.FRAGMENT * phase.BLOCKS / conv_bytes < 1.01
-    whole = Plan(unet1d.PUSH_T, 16, 1, sampling=False).fragments * phase.FRAGMENT * phase.BLOCKS
-    assert 1 <= whole / (4 * sum(p.numel() for p in model.parameters())) < 1.01
-
-
-@pytest.mark.parametrize("made", plans())
-def test_plans_keep_their_promises(made: Plan) -> None:
-    ends = 0
-    for weight in made.weights:  # in order, without overlap, and no step through K crosses a chunk
-        assert weight.fragment >= ends
-        assert weight.fragment % (2 * weight.tiles) == 0
-        assert phase.PER_CHUNK % (2 * weight.tiles) == 0
-        ends = weight.fragment + weight.taps * weight.blocks * weight.tiles * 2
-    assert ends <= made.fragments
-    taken = sorted((offset, offset + phase.SLICES * c * n) for offset, c, n in made.outputs.values())
-    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(taken))
-    assert taken[-1][1] <= made.eps_offset < made.set_elements
-    shared = made.shared
-    assert shared["ring"] + shared["ring_chunks"] * phase.CHUNK <= phase.SHARED_BYTES
-    assert all(offset % 128 == 0 for name, offset in shared.items() if name != "ring_chunks")
-    assert plan.unsupported(made.shape, made.horizon) is None
-    for p in made.phases:
-        assert p.kind == phase.CONDITION or p.in_channels // 8 * p.in_columns <= phase.ELEMENTS
-        assert 16 * p.tiles * p.columns <= phase.OUTPUTS
-
-
-@pytest.mark.parametrize("made", [p for p in plans() if not p.sampling])
-def test_film_rows_are_computed_before_the_phase_that_reads_them(made: Plan) -> None:
-    ready = 0
-    for p in made.phases:
-        if p.film >= 0:
-            assert p.film + 2 * p.in_channels <= ready
-        ready += p.film_tiles * 16 * phase.BLOCKS
-    assert ready >= made.film_rows
-    rounds = [p.film_first + i for p in made.phases for i in range(p.film_tiles)]
-    assert rounds == list(range(made.film_rounds))
-
-
-def test_what_has_no_plan_is_said() -> None:
-    for horizon in (4, 12, 32):
-        assert "horizon" in plan.unsupported(unet1d.PUSH_T, horizon)
-    replaced = dataclasses.replace
-    assert "groups" in plan.unsupported(replaced(unet1d.PUSH_T, groups=4), 16)
-    assert "widths" in plan.unsupported(replaced(unet1d.PUSH_T, widths=(40, 512, 1024)), 16)
-    assert "activations" in plan.unsupported(replaced(unet1d.PUSH_T, widths=(512, 1024, 2048)), 16)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_weight_is_packed_where_the_tensor_cores_look_for_it(dtype) -> None:
-    """Each weight is its own number, so that a swap of any two shows."""
-    shape = unet1d.TINY
-    model, made = unet1d.build(0, dtype, shape=shape), Plan(shape, 16, 4 // dtype.itemsize, sampling=False)
-    entry = next(w for w in made.weights if w.layer == "up_modules.0.0.blocks.0.block.0")
-    conv = model.get_submodule(entry.layer)
-    count, (rows, _, taps) = conv.weight.numel(), conv.weight.shape
-    kept = 2048 if dtype == torch.float16 else 256 if dtype == torch.bfloat16 else 1 << 24  # integers it holds
-    conv.weight.copy_((torch.arange(count) % kept + 1).reshape(conv.weight.shape))
-    fragments = packing.stream(model, made, dtype).view(dtype)[:, entry.fragment :]
-    steps = entry.taps * entry.blocks
-    found = read_fragments(fragments[:, : steps * entry.tiles * 2], entry.tiles)
-    own, other = entry.phase.in_channels, entry.phase.concat_channels
-    for block in range(phase.BLOCKS):
-        r, s = divmod(block, phase.SLICES)
-        mine = [*range(s * own // 8, (s + 1) * own // 8)]
-        mine += [own + c for c in range(s * other // 8, (s + 1) * other // 8)]
-        part = found[block].reshape(entry.tiles * 16, taps, -1)
-        for row in range(entry.tiles * 16):
-            at = r * entry.tiles * 16 + row
-            wanted = conv.weight[at, mine].double().T.numpy() if at < rows else np.zeros((taps, len(mine)))
-            assert np.array_equal(part[row, :, : len(mine)], wanted)
-            assert not part[row, :, len(mine) :].any()
-
-
-# The plan executed by NumPy, in float64
-
-
-@pytest.mark.parametrize("horizon", [8, 16])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES[1:], ids=lambda s: str(s.widths))
-def test_executed_plan_is_the_network(shape, dtype, horizon) -> None:
-    made = Plan(shape, horizon, 4 // dtype.itemsize, sampling=False)
-    executor = Executor(unet1d.build(0, dtype, shape=shape), made, dtype)
-    sample, timestep, cond = unet1d.inputs(shape, 3, horizon, dtype=torch.float64)
-    expected = reference(shape, dtype)(sample, timestep, cond)
-    for b in range(len(sample)):
-        found = executor.step(sample[b].numpy(), float(timestep), cond[b].numpy())
-        assert relative_error(torch.from_numpy(found), expected[b]) < 3e-6  # of the embedding's float32 frequencies
-        unwritten = np.isnan(executor.workspace)
-        assert unwritten.sum() < 64 * len(made.outputs)  # between two layers' places
-
-
-@pytest.mark.parametrize("sampling", [False, True])
-def test_executed_plan_is_the_published_network(sampling) -> None:
-    shape, dtype = unet1d.PUSH_T, torch.float32
-    model, made = unet1d.build(0, dtype, shape=shape), Plan(shape, 16, 1, sampling)
-    exact = reference(shape, dtype)
-    sample, timestep, cond = unet1d.inputs(shape, dtype=torch.float64)
-    executor, film = Executor(model, made, dtype), None
-    if sampling:
-        features = torch.cat((exact.step_features(timestep, sample), cond), -1)
-        film = torch.cat([exact.get_submodule(name).cond_encoder(features)[0] for name in made.film_row]).numpy()
-    found = executor.step(sample[0].numpy(), float(timestep), cond[0].numpy(), film)
-    assert relative_error(torch.from_numpy(found), exact(sample, timestep, cond)[0]) < 1e-6
 
 
 # The CUDA C++ kernel's own text, on the CPU
@@ -210,7 +88,7 @@ def test_structures_are_the_kernels(on_cpu: OnCpu) -> None:
         (unet1d.TINY, torch.bfloat16, torch.float32, 16, 1),
         (unet1d.TINY, torch.bfloat16, torch.bfloat16, 16, 1),
         (unet1d.TINY, torch.float16, torch.float32, 8, 1),
-        (SHAPES[2], torch.float16, torch.float16, 16, 1),
+        (ODD, torch.float16, torch.float16, 16, 1),
         pytest.param(unet1d.PUSH_T, torch.float32, torch.float32, 16, 1, marks=pytest.mark.slow),
         pytest.param(unet1d.PUSH_T, torch.bfloat16, torch.float32, 16, 1, marks=pytest.mark.slow),
     ],
@@ -406,3 +284,40 @@ def test_no_nvcc_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv(name, str(tmp_path))
     with pytest.raises(FileNotFoundError, match="nvcc is not on PATH"):
         nvcc.compile_source()
+
+
+# The Triton kernels
+
+
+def test_triton_kernels_compute_the_network(python: Python, triton: Path) -> None:
+    script = HERE / "unet_interpreted.py"
+    done = python("-m", "pytest", "-p", "no:cacheprovider", script, path=[triton, *SOURCES], TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
+
+
+def test_triton_kernels_compiled_for_hopper(python: Python, triton: Path, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    done = python(HERE / "unet_code.py", tmp_path, path=[triton, *SOURCES], TRITON_CACHE_DIR=cache)
+    assert done.returncode == 0, done.stderr
+    programs = json.loads(done.stdout)
+    counts = {
+        call: {
+            k: sum(p["counts"].get(call, 0) for p in programs if p["kernel"] == k)
+            for k in ("_conv", "_finish", "_last")
+        }
+        for call in ("step", "bf16", "sampling")
+    }
+    step = {"_conv": 34, "_finish": 29, "_last": 1}  # 25 conv blocks, 5 residuals, 4 down and up
+    assert counts == {"step": step, "bf16": step, "sampling": {name: 2 * count for name, count in step.items()}}
+    for number, program in enumerate(programs):
+        code, ptx = (tmp_path / f"{number}.sass").read_text(), (tmp_path / f"{number}.ptx").read_text()
+        assert not re.search(r"\b(LDL|STL)\b", code), program
+        assert program["shared_bytes"] <= phase.SHARED_BYTES
+        assert program["pdl"]
+        before = ptx.partition("griddepcontrol.wait")[0]
+        assert ptx.count("griddepcontrol.wait") == 1
+        assert not re.search(r"\b(st|red|atom)\.global", before), program
+        if program["kernel"] == "_conv":  # tensor cores
+            assert "HMMA" in code or "HGMMA" in code

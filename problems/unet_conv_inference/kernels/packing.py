@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from kernels.phase import BLOCKS, FRAGMENT, PHASE_FIELDS, PHASE_WORDS, ROW_PARTS, SLICES, SPLIT_WORDS, Phase
+from kernels.phase import BLOCKS, FRAGMENT, PHASE_FIELDS, PHASE_WORDS, ROW_PARTS, SLICES, SPLIT_WORDS
 from kernels.plan import Plan, Weight
 
 
@@ -35,18 +35,18 @@ def stream(model: nn.Module, plan: Plan, dtype: torch.dtype) -> Tensor:
             rows = film[weight.film_tile * 16 * BLOCKS :][: 16 * BLOCKS]
             part = by_tile(rows, weight)
         else:
-            part = by_block(dense(model.get_submodule(weight.layer), weight.phase).to(dtype), weight)
+            part = by_block(dense(model.get_submodule(weight.layer)).to(dtype), weight)
         count = weight.taps * weight.blocks * weight.tiles * 2
         out[:, weight.fragment : weight.fragment + count] = part.view(torch.uint8).reshape(BLOCKS, count, FRAGMENT)
     return out
 
 
-def dense(layer: nn.Module, phase: Phase) -> Tensor:
+def dense(layer: nn.Module) -> Tensor:
     """A layer's weight as [rows, channels, taps]: one tap for a linear; for a transposed convolution (stride 2, padding
     1, kernel 4) the rows of the even positions, y[2n] = w[3] x[n-1] + w[1] x[n], then those of the odd ones,
     y[2n+1] = w[2] x[n] + w[0] x[n+1]."""
     weight = layer.weight.detach()
-    if phase.transposed:
+    if isinstance(layer, nn.ConvTranspose1d):
         weight = weight.transpose(0, 1)  # [out, in, 4]
         return torch.cat((weight[..., [3, 1]], weight[..., [2, 0]]))
     return weight[..., None] if isinstance(layer, nn.Linear) else weight
