@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from worklog.analysis.context import contexts, place
 from worklog.analysis.labels import KINDS, labels
-from worklog.analysis.nesting import ROUNDING_NS, compress, depths, levels, nest
+from worklog.analysis.nesting import ROUNDING_NS, Nesting, compress, levels
 from worklog.traces import schema
 from worklog.traces.schema import ANNOTATION, FRAME, LAUNCH, MODULE, OPERATOR, PYTHON, SPAN, Trace
 
@@ -33,6 +33,11 @@ def frames(rows: Sequence[Frame]) -> pd.DataFrame:
 
 def with_frames(t: Trace, rows: Sequence[Frame]) -> Trace:
     return dataclasses.replace(t, frames=frames(rows))
+
+
+def parents(rows: Sequence[Frame]) -> list[int]:
+    nesting = Nesting(frames(rows))
+    return nesting.parent(np.arange(len(nesting.row))).tolist()
 
 
 def plain(start: int, end: int, kind: int, name: str, thread: int = 0) -> Frame:
@@ -148,7 +153,7 @@ def test_ranges_of_emit_nvtx_are_operators_and_join_their_forward_ones() -> None
     ],
 )
 def test_ranges_by_name(name: str, label: str, kind: str) -> None:
-    known = labels(frames([plain(0, 1, ANNOTATION, name)]))
+    known = labels(frames([plain(0, 1, ANNOTATION, name)]), [0])
     assert (known.texts[known.text[0]], KINDS[int(known.kind[0])]) == (label, kind)
     assert known.sequence[0] in (3, -1, -2)
     assert (known.sequence[0] == 3) == ("seq = 3" in name)
@@ -168,7 +173,7 @@ def test_ranges_by_name(name: str, label: str, kind: str) -> None:
     ],
 )
 def test_python_frames_by_name(name: str, label: str, plumbing: bool) -> None:
-    known = labels(frames([plain(0, 1, PYTHON, name)]))
+    known = labels(frames([plain(0, 1, PYTHON, name)]), [0])
     assert known.texts[known.text[0]] == label
     assert known.plumbing.tolist() == [plumbing]
 
@@ -183,19 +188,19 @@ def test_a_range_that_overlaps_python_frames_lies_beside_them() -> None:
         plain(515, 900, ANNOTATION, "ProfilerStep#5"),
         plain(600, 700, PYTHON, "model.py(1): run"),
     ]
-    nesting = nest(frames(rows))
+    nesting = Nesting(frames(rows))
     assert nesting.row.tolist() == [0, 1, 2, 3, 4, 5]
-    assert nesting.parent.tolist() == [-1, 0, 0, 0, 0, 4]
+    assert nesting.parent(np.arange(6)).tolist() == [-1, 0, 0, 0, 0, 4]
     assert nesting.around(np.array([0, 0]), np.array([650, 450]), np.array([660, 450])).tolist() == [5, 2]
 
 
 def test_rounding_does_not_put_an_operator_beside_the_one_that_called_it() -> None:
     rows = [plain(2000, 32000, OPERATOR, "aten::linear"), plain(3001, 32002, OPERATOR, "aten::addmm")]
-    assert nest(frames(rows)).parent.tolist() == [-1, 0]
+    assert parents(rows) == [-1, 0]
     coarse = [plain(2000, 32000, OPERATOR, "aten::linear"), plain(3000, 33000, OPERATOR, "aten::addmm")]
-    assert nest(frames(coarse)).parent.tolist() == [-1, 0]  # whole microseconds
+    assert parents(coarse) == [-1, 0]  # whole microseconds
     beside = [plain(2000, 32000, OPERATOR, "aten::linear"), plain(3001, 32003, OPERATOR, "aten::addmm")]
-    assert nest(frames(beside)).parent.tolist() == [-1, -1]
+    assert parents(beside) == [-1, -1]
 
 
 @st.composite
@@ -218,7 +223,7 @@ def enclosing(rows: list[Any], before: int, thread: int, start: int, end: int) -
 @settings(max_examples=300, deadline=None)
 @given(random_frames(), st.lists(st.tuples(st.integers(-1, 1), st.integers(0, 40), st.integers(0, 10)), max_size=5))
 def test_nesting_is_the_definition_whatever_the_frames(rows: list[Frame], asked: list[Any]) -> None:
-    nesting = nest(frames(rows))
+    nesting = Nesting(frames(rows))
     order = [at for at, row in enumerate(rows) if row[2] >= 0 and row[3] != SPAN]
     order.sort(key=lambda at: (rows[at][2], rows[at][0], -rows[at][1], rows[at][3]))
     assert nesting.row.tolist() == order
@@ -226,7 +231,7 @@ def test_nesting_is_the_definition_whatever_the_frames(rows: list[Frame], asked:
     coarse = all(time % 1000 == 0 for row in ordered for time in row[:2])
     if not coarse:
         for at, (start, end, thread, *_) in enumerate(ordered):
-            assert nesting.parent[at] == enclosing(ordered, at, thread, start, end)
+            assert nesting.parent(np.array([at])) == [enclosing(ordered, at, thread, start, end)]
         columns = np.array(asked, np.int64).reshape(-1, 3).T
         found = nesting.around(columns[0], columns[1], columns[1] + columns[2])
         for at, (thread, start, length) in enumerate(asked):
@@ -246,6 +251,6 @@ def test_ancestors_and_depths(raw: list[int], keep: list[bool]) -> None:
     mask = np.array(keep[: len(parent)], bool)
     expected = [next((a for a in ancestors(at) if mask[a]), -1) for at in range(len(parent))]
     assert compress(parent, mask).tolist() == expected
-    by_depth = [rows.tolist() for rows in levels(depths(parent), np.ones(len(parent), bool))]
+    by_depth = [rows.tolist() for rows in levels(parent)]
     assert sorted(at for rows in by_depth for at in rows) == list(range(len(parent)))
     assert all(len(ancestors(at)) == depth for depth, rows in enumerate(by_depth) for at in rows)

@@ -16,41 +16,72 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pandas as pd
 
-from worklog.analysis.labels import BACKWARD, INSTANCE, SIZE, labels
-from worklog.analysis.nesting import Nesting, compress, depths, levels, nest
+from worklog.analysis.labels import BACKWARD, INSTANCE, SIZE, Labels, labels
+from worklog.analysis.nesting import Nesting, levels, positions
 from worklog.traces.schema import ANNOTATION, MODULE, OPERATOR, PYTHON, Trace
 
 
-@dataclass(frozen=True, eq=False)
 class Contexts:
     """The frames of a trace by position in `nesting`, as a tree in which backward operators hang below forward ones."""
 
-    nesting: Nesting
-    kind: Any
-    """Of labels.KINDS."""
-    text: Any
-    """Index into `texts`."""
-    texts: Sequence[str]
-    parent: Any
-    """Of those kept: the nearest one kept around it; of a backward operator the nearest module, Python frame or range
-    around its forward operator. -1: none."""
-    kept: Any
-    """Mask: without Python frames that say nothing of the program, unless those were asked for."""
-    backward: tuple[int, int]
-    """How many backward operators had a forward one, and how many of them are joined to it."""
+    def __init__(self, trace: Trace, libraries: bool) -> None:
+        self.nesting = nesting = Nesting(trace.frames)
+        known = labels(trace.frames, nesting.row)
+        self.kind = known.kind
+        """Of labels.KINDS."""
+        self.text, self.texts = known.text, known.texts
+        """Of each position the index into `texts`."""
+        twice = _twice(nesting, known)
+        self.kept = ~twice & (libraries | ~known.plumbing)
+        """Mask: without Python frames that say nothing of the program, unless those were asked for."""
+        backward = np.flatnonzero((known.kind == BACKWARD) & ~twice)
+        sequence, forward_thread = known.sequence.copy(), trace.frames["forward_thread"].to_numpy()[nesting.row]
+        told = np.flatnonzero(twice & (sequence >= 0))  # either of the two may tell the number
+        around = nesting.parent(told)
+        told, around = told[sequence[around] < 0], around[sequence[around] < 0]
+        sequence[around], forward_thread[around] = sequence[told], forward_thread[told]
+        forward = _forward(nesting, known.kind, sequence, forward_thread, backward)
+        self.joined = forward[forward >= 0]
+        """The forward operators of `joining`."""
+        self.joining = backward[forward >= 0]
+        self.backward = (int((sequence[backward] >= 0).sum()), len(self.joined))
+        """How many backward operators had a forward one, and how many of them are joined to it."""
+
+    def parent(self, at: Any) -> Any:
+        """Of those kept the nearest one kept around each; of a backward operator the nearest module, Python frame or
+        range around its forward operator. -1: none."""
+        found = self.nesting.around_among(at, self.kept)
+        found[self._is_joining[at]] = self._outside[np.searchsorted(self.joining, at[self._is_joining[at]])]
+        return found
 
     def around(self, thread: Any, start: Any, end: Any) -> Any:
         """For each interval on a thread the position of the innermost frame kept that encloses it, -1: none does."""
-        return np.append(self.nearest, -1)[self.nesting.around(thread, start, end)]
+        return self.nearest(self.nesting.around(thread, start, end))
 
-    @cached_property
-    def nearest(self) -> Any:
+    def nearest(self, at: Any) -> Any:
         """Of each the position of itself if it is kept, else of the nearest one kept around it, -1: none."""
-        return np.where(self.kept, np.arange(len(self.kept)), compress(self.nesting.parent, self.kept))
+        found = at.copy()
+        hidden = np.flatnonzero(at >= 0)
+        hidden = hidden[~self.kept[at[hidden]]]
+        found[hidden] = self.nesting.around_among(at[hidden], self.kept)
+        return found
+
+    def names(self, fold: bool) -> tuple[Any, Sequence[str]]:
+        """Of each position the index of its text, and the texts; with `fold` modules are without instance numbers."""
+        if not fold:
+            return self.text, self.texts
+        short, texts = pd.factorize(np.asarray([INSTANCE.sub("", text) for text in self.texts], dtype=object))
+        return np.where(self.kind == MODULE, short[self.text] + len(self.texts), self.text), [*self.texts, *texts]
 
     @cached_property
-    def depth(self) -> Any:
-        return depths(self.parent)
+    def _is_joining(self) -> Any:
+        mask = np.zeros(len(self.kept), bool)
+        mask[self.joining] = True
+        return mask
+
+    @cached_property
+    def _outside(self) -> Any:
+        return self.nesting.around_among(self.joined, self.kept & (self.kind != OPERATOR))
 
 
 @dataclass(frozen=True)
@@ -64,7 +95,7 @@ class Paths:
     levels: Sequence[int]
     """First node at each depth, and their number."""
     node: Any
-    """For each position the node, -1: not asked for."""
+    """For each position the node, -1: not asked for; and -1 at the end, for position -1."""
 
 
 _known: WeakKeyDictionary[Trace, Contexts] = WeakKeyDictionary()
@@ -73,9 +104,9 @@ _known: WeakKeyDictionary[Trace, Contexts] = WeakKeyDictionary()
 def contexts(trace: Trace, libraries: bool = False) -> Contexts:
     """With `libraries` every Python frame, else the program's own. O(n log n); kept as long as `trace` is."""
     if libraries:
-        return _contexts(trace, True)
+        return Contexts(trace, True)
     if trace not in _known:
-        _known[trace] = _contexts(trace, False)
+        _known[trace] = Contexts(trace, False)
     return _known[trace]
 
 
@@ -95,7 +126,7 @@ def place(trace: Trace, call_rows: Any, limit: int = 3, cost: Any = None) -> lis
     at = known.around(thread, start, end)
     weight = np.ones(len(rows)) if cost is None else np.asarray(cost, dtype=np.float64)
     at, weight = at[at >= 0], weight[at >= 0]
-    paths = intern(known, at)
+    paths = intern(known, at, known.text)
     spent: dict[str, float] = {}
     for node, total in _sums(paths.node[at], weight):
         text = describe(chain(paths, known.texts, node))
@@ -115,26 +146,27 @@ def describe(path: Sequence[tuple[int, str]]) -> str:
     return ", ".join(named + operator)
 
 
-def intern(known: Contexts, positions: Any) -> Paths:
-    """The nodes of these positions (kept ones) and of all around them."""
-    needed = np.zeros(len(known.parent) + 1, bool)
-    front = positions
-    while len(front := np.unique(front[(front >= 0) & ~needed[front]])):
+def intern(known: Contexts, at: Any, text: Any) -> Paths:
+    """The nodes of these positions (of frames kept; -1: none) and of all around them; `text` is of known.names."""
+    size = len(known.kept)
+    node, needed, front = np.full(size + 1, -1, np.int64), np.zeros(size + 1, bool), at
+    needed[-1] = True
+    while len(front := positions(front[~needed[front]], size)):
         needed[front] = True
-        front = known.parent[front]
-    node = np.full(len(known.parent), -1, np.int64)
+        front = known.parent(front)
+    at = np.flatnonzero(needed[:-1])
+    above, kind, text = known.parent(at), known.kind[at], text[at]
     columns: tuple[list[Any], ...] = ([], [], [])
     first = [0]
-    for rows in levels(known.depth, needed[:-1]):
-        above = np.append(node, -1)[known.parent[rows]]
-        label = known.text[rows] * SIZE + known.kind[rows]
-        one, which = distinct(above, label)
-        node[rows] = first[-1] + which
-        for column, values in zip(columns, (above, known.kind[rows], known.text[rows]), strict=True):
+    for rows in levels(np.where(above >= 0, np.searchsorted(at, above), -1)):
+        around = node[above[rows]]
+        one, which = distinct(around, text[rows] * SIZE + kind[rows])
+        node[at[rows]] = first[-1] + which
+        for column, values in zip(columns, (around, kind[rows], text[rows]), strict=True):
             column.append(values[one])
         first.append(first[-1] + len(one))
-    parent, kind, text = (np.concatenate([np.zeros(0, np.int64), *column]) for column in columns)
-    return Paths(parent, kind, text, first, node)
+    parents, kinds, names = (np.concatenate([np.zeros(0, np.int64), *column]) for column in columns)
+    return Paths(parents, kinds, names, first, node)
 
 
 def distinct(above: Any, label: Any) -> tuple[Any, Any]:
@@ -154,29 +186,16 @@ def chain(paths: Paths, texts: Sequence[str], node: int) -> list[tuple[int, str]
     return found[::-1]
 
 
-def _contexts(trace: Trace, libraries: bool) -> Contexts:
-    nesting = nest(trace.frames)
-    frames = trace.frames.iloc[nesting.row]
-    known = labels(frames)
-    kind, text = known.kind, known.text
-    same = (np.append(kind, -1)[nesting.parent] == BACKWARD) & (np.append(text, -1)[nesting.parent] == text)
-    twice = (
-        (kind == OPERATOR) | (kind == BACKWARD)
-    ) & same  # evaluate_function: AddmmBackward0, and in it AddmmBackward0
-    kept = ~twice & (libraries | ~known.plumbing)
-    own = np.flatnonzero((kind == BACKWARD) & ~twice)
-    sequence, forward_thread = known.sequence.copy(), frames["forward_thread"].to_numpy().copy()
-    told = np.flatnonzero(twice & (sequence >= 0))  # either of the two may tell the number
-    told = told[sequence[nesting.parent[told]] < 0]
-    sequence[nesting.parent[told]], forward_thread[nesting.parent[told]] = sequence[told], forward_thread[told]
-    forward = _forward(nesting, kind, sequence, forward_thread, own)
-    parent = compress(nesting.parent, kept)
-    if (forward >= 0).any():
-        outside = compress(nesting.parent, kept & (kind != OPERATOR))
-        parent = parent.copy()
-        parent[own[forward >= 0]] = outside[forward[forward >= 0]]
-    numbered = int((sequence[own] >= 0).sum())
-    return Contexts(nesting, kind, text, known.texts, parent, kept, (numbered, int((forward >= 0).sum())))
+def _twice(nesting: Nesting, known: Labels) -> Any:
+    """Mask: `AddmmBackward0` just inside of `evaluate_function: AddmmBackward0`."""
+    found = np.zeros(len(known.kind), bool)
+    names = np.zeros(len(known.texts), bool)
+    names[known.text[known.kind == BACKWARD]] = True
+    maybe = np.flatnonzero(names[known.text] & ((known.kind == BACKWARD) | (known.kind == OPERATOR)))
+    around = nesting.parent(maybe)
+    maybe, around = maybe[around >= 0], around[around >= 0]
+    found[maybe] = (known.kind[around] == BACKWARD) & (known.text[around] == known.text[maybe])
+    return found
 
 
 def _forward(nesting: Nesting, kind: Any, sequence: Any, forward_thread: Any, own: Any) -> Any:

@@ -41,20 +41,29 @@ class Labels:
     plumbing: Any
 
 
-def labels(frames: pd.DataFrame) -> Labels:
-    kind, code = frames["kind"].to_numpy().astype(np.int64), frames["name"].cat.codes.to_numpy()
-    split = [_emitted(str(name)) for name in frames["name"].cat.categories]
-    short, names = pd.factorize(np.asarray([bare for bare, _ in split], dtype=object))
-    numbers = np.asarray([number for _, number in split], dtype=np.int64)[code]
-    matches = (np.asarray([bool(p.match(name)) for name in names], bool) for p in (OPERATORS, BACKWARDS, PLUMBING))
-    operator, backward, plumbing = (match[short][code] for match in matches)
-    named = kind == ANNOTATION
-    sequence = np.where(named, numbers, frames["sequence"].to_numpy())
-    kind[named & (operator | (numbers > -2))] = OPERATOR
-    kind[(kind == OPERATOR) & (backward | ((frames["forward_thread"].to_numpy() > 0) & (sequence >= 0)))] = BACKWARD
-    pair, pairs = pd.factorize(short[code] * SIZE + kind)
-    text, texts = pd.factorize(np.asarray([_text(str(names[p // SIZE]), int(p % SIZE)) for p in pairs], dtype=object))
-    return Labels(kind, text[pair], list(texts), sequence, (kind == PYTHON) & plumbing)
+def labels(frames: pd.DataFrame, rows: Any) -> Labels:
+    """Of the frames at `rows`."""
+    kind, sequence, forward_thread = (frames[name].to_numpy()[rows] for name in ("kind", "sequence", "forward_thread"))
+    which, pairs = pd.factorize(frames["name"].cat.codes.to_numpy()[rows].astype(np.int64) * SIZE + kind)
+    names = frames["name"].cat.categories.to_numpy()[pairs // SIZE]
+    known = [_label(str(name), own) for name, own in zip(names, (pairs % SIZE).tolist(), strict=True)]
+    kinds, texts, numbers, plumbing = zip(*known, strict=True) if known else ((), (), (), ())
+    kind, sequence = np.asarray(kinds, np.int64)[which], np.maximum(sequence, np.asarray(numbers, np.int64)[which])
+    kind[(kind == OPERATOR) & (forward_thread > 0) & (sequence >= 0)] = BACKWARD
+    text, distinct = pd.factorize(np.asarray(texts, dtype=object))
+    return Labels(kind, text[which], list(distinct), sequence, np.asarray(plumbing, bool)[which])
+
+
+def _label(name: str, kind: int) -> tuple[int, str, int, bool]:
+    """kind, text, sequence number and whether it is plumbing, as far as the name tells."""
+    number = -1
+    if kind == ANNOTATION:
+        bare, number = _emitted(name)
+        if number >= -1 or OPERATORS.match(bare):
+            name, kind = bare, OPERATOR
+    if kind == OPERATOR and BACKWARDS.match(name):
+        kind = BACKWARD
+    return kind, _text(name, kind), number, kind == PYTHON and bool(PLUMBING.match(name))
 
 
 def _emitted(name: str) -> tuple[str, int]:

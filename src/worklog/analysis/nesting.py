@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -14,25 +14,38 @@ from worklog.traces.schema import SPAN
 
 ROUNDING_NS = 2
 """How far an inner frame may outlive the one around it: begin and duration are rounded one by one."""
+STEPS = 64
+"""After so many steps outwards, one by one, `around_among` goes on in doubled ones."""
+UNKNOWN = -2
 
 
-@dataclass(frozen=True)
 class Nesting:
-    """The frames that nest, by thread and start, outer ones first. Positions in this order are what `parent` holds.
+    """The frames that nest, by thread and start, outer ones first: positions are those in this order.
 
     A frame lies in the innermost one of its thread that was open when it began and is so until it ends, give or take
     the rounding. So one that merely overlaps another lies beside it, in what encloses both; one that ends before it
-    begins holds nothing; one whose thread is unknown, and a SPAN, is left out.
+    begins holds nothing; one whose thread is unknown, and a SPAN, is left out. O(n log n); what encloses a frame is
+    searched for when it is asked for.
     """
 
-    row: Any
-    """Of the table of frames."""
-    parent: Any
-    """-1: none."""
-    thread: Any
-    start: Any
-    end: Any
-    rounding: int
+    def __init__(self, frames: pd.DataFrame) -> None:
+        self.row = _ordered(frames)
+        """Of the table of frames."""
+        self.thread, self.start, self.end = (
+            frames[name].to_numpy()[self.row] for name in ("thread", "start_ns", "end_ns")
+        )
+        # torch.profiler before 2.1 wrote whole microseconds
+        coarse = not (self.start % 1000).any() and not (self.end % 1000).any()
+        self.rounding = ROUNDING_NS * (1000 if coarse else 1)
+        self._parent = np.full(len(self.row), UNKNOWN, np.int64)
+
+    def parent(self, at: Any) -> Any:
+        """For each position that of the frame in which it lies, -1: in none."""
+        unknown = at[self._parent[at] == UNKNOWN]
+        if len(unknown):
+            one = positions(unknown, len(self.row))
+            self._parent[one] = self._enclosing(one, self.thread[one], self.start[one], self.end[one])
+        return self._parent[at]
 
     def around(self, thread: Any, start: Any, end: Any) -> Any:
         """For each interval on a thread the position of the innermost frame that encloses it, -1: none does."""
@@ -43,49 +56,81 @@ class Nesting:
             before[mine] = first_one + np.searchsorted(self.start[first_one:past], start[mine], side="right")
         return self._enclosing(before, thread, start, end)
 
+    def around_among(self, at: Any, among: Any) -> Any:
+        """For each position that of the innermost frame around it that is in the mask `among`, -1: none."""
+        found = self.parent(at)
+        for _ in range(STEPS):
+            further = np.flatnonzero(found >= 0)
+            further = further[~among[found[further]]]
+            if not len(further):
+                return found
+            found[further] = self.parent(found[further])
+        return compress(self.parent(np.arange(len(self.row))), among)[at]
+
     def _enclosing(self, before: Any, thread: Any, start: Any, end: Any) -> Any:
         """Among those before a position, the last that is open long enough; those of other threads are none."""
-        found = last_at_least(self.end, before, np.maximum(end - self.rounding, start + 1))
+        found = last_at_least(self._greatest, before, np.maximum(end - self.rounding, start + 1))
         return np.where((found >= 0) & (np.append(self.thread, -1)[found] == thread), found, -1)
 
+    @cached_property
+    def _greatest(self) -> list[Any]:
+        return greatest(self.end)
 
-def nest(frames: pd.DataFrame) -> Nesting:
-    """O(n log n) in the frames."""
+
+def _ordered(frames: pd.DataFrame) -> Any:
+    """Rows by thread, start, end (the last first) and kind; traces are almost so, and an exact sort is for ties."""
     start, end, thread, kind = (frames[name].to_numpy() for name in ("start_ns", "end_ns", "thread", "kind"))
     rows = np.flatnonzero((thread != -1) & (kind != SPAN))
-    rows = rows[np.lexsort((kind[rows], -end[rows], start[rows], thread[rows]))]
-    start, end, thread = start[rows], end[rows], thread[rows]
-    coarse = not (start % 1000).any() and not (end % 1000).any()  # torch.profiler before 2.1 wrote whole microseconds
-    self = Nesting(rows, np.zeros(0, np.int64), thread, start, end, ROUNDING_NS * (1000 if coarse else 1))
-    parent = self._enclosing(np.arange(len(rows)), thread, start, end)
-    return Nesting(rows, parent, thread, start, end, self.rounding)
+    rows = rows[np.argsort(start[rows], kind="stable")]
+    if len(rows) and (thread[rows] != thread[rows[0]]).any():
+        rows = rows[np.argsort(thread[rows], kind="stable")]
+    same = (start[rows[1:]] == start[rows[:-1]]) & (thread[rows[1:]] == thread[rows[:-1]])
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    group = np.cumsum(~np.append(False, same))[tied]
+    rows[tied] = rows[tied[np.lexsort((kind[rows[tied]], -end[rows[tied]], group))]]
+    return rows
 
 
-def last_at_least(values: Any, before: Any, least: Any) -> Any:
+def positions(at: Any, size: int) -> Any:
+    """Each of these once, in order; `size` is that of what they are positions in."""
+    if len(at) * 16 < size:
+        return np.unique(at)
+    mask = np.zeros(size, bool)
+    mask[at] = True
+    return np.flatnonzero(mask)
+
+
+def greatest(values: Any) -> list[Any]:
+    """The greatest value of every one, two, four, eight, ... neighbours."""
+    found = [values]
+    while len(found[-1]) > 1:
+        below = found[-1]
+        even = below if len(below) % 2 == 0 else np.append(below, np.iinfo(np.int64).min)
+        found.append(np.maximum(even[::2], even[1::2]))
+    return found
+
+
+def last_at_least(blocks: list[Any], before: Any, least: Any) -> Any:
     """For each query the last position below `before` whose value is at least `least`, -1: none.
 
-    Blocks of two, four, eight, ... values know their greatest one: up from block to block, and down into the one found.
+    `blocks` is what `greatest` makes of the values: up from block to larger block, then down into the one found.
     """
     found = np.full(len(before), -1, np.int64)
-    if not len(values):
-        return found
-    levels = [values]
-    while len(levels[-1]) > 1:
-        below = levels[-1]
-        odd = below if len(below) % 2 == 0 else np.append(below, np.iinfo(np.int64).min)
-        levels.append(np.maximum(odd[::2], odd[1::2]))
     at, asking, hits = np.asarray(before, dtype=np.int64), np.arange(len(before)), []
-    for level in levels:
+    for level in blocks:
         left = np.flatnonzero(at > 0)
         at, asking = at[left], asking[left]
-        hit = (at % 2 == 1) & (level[np.maximum(at - 1, 0)] >= least[asking])
+        odd = np.flatnonzero(at & 1)
+        hit = odd[level[at[odd] - 1] >= least[asking[odd]]]
         hits.append((asking[hit], at[hit] - 1))
-        at, asking = at[~hit] // 2, asking[~hit]
+        more = np.ones(len(at), bool)
+        more[hit] = False
+        at, asking = at[more] >> 1, asking[more]
     query, block = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    for depth in range(len(levels) - 1, -1, -1):
+    for depth in range(len(blocks) - 1, -1, -1):
         query, block = np.concatenate((query, hits[depth][0])), np.concatenate((block, hits[depth][1]))
         if depth:
-            below = levels[depth - 1]
+            below = blocks[depth - 1]
             right = np.minimum(2 * block + 1, len(below) - 1)
             block = np.where(below[right] >= least[query], right, 2 * block)
     found[query] = block
@@ -100,18 +145,12 @@ def compress(parent: Any, keep: Any) -> Any:
     return parent
 
 
-def depths(parent: Any) -> Any:
-    """How many stand around each."""
+def levels(parent: Any) -> Iterator[Any]:
+    """The positions at depth 0, 1, ..., where `parent` holds the position of what is around each, -1: nothing."""
     depth, above = (parent >= 0).astype(np.int64), parent.copy()
     while len(far := np.flatnonzero(above >= 0)):  # depth counts the steps to `above`, which go twice as far each time
         depth[far] += depth[above[far]]
         above[far] = above[above[far]]
-    return depth
-
-
-def levels(depth: Any, needed: Any) -> Iterator[Any]:
-    """The positions at depth 0, 1, ... of those needed; what is around one that is needed must be needed too."""
-    rows = np.flatnonzero(needed)
-    rows = rows[np.argsort(depth[rows], kind="stable")]
-    for low, high in pairwise(np.searchsorted(depth[rows], np.arange(depth[rows].max(initial=-1) + 2))):
-        yield rows[low:high]
+    order = np.argsort(depth, kind="stable")
+    for low, high in pairwise(np.searchsorted(depth[order], np.arange(depth.max(initial=-1) + 2))):
+        yield order[low:high]

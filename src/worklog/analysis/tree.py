@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,10 +12,9 @@ import numpy as np
 import pandas as pd
 
 from worklog.analysis.context import Contexts, Paths, contexts, distinct, intern
-from worklog.analysis.labels import BACKWARD, INSTANCE, KINDS, SIZE
-from worklog.analysis.nesting import compress
+from worklog.analysis.labels import BACKWARD, KINDS, SIZE
 from worklog.analysis.timeline import IDLE, Timeline
-from worklog.traces.schema import COMMUNICATION, COPY, GRAPH, LAUNCH, MEMSET, MODULE, OPERATOR, Selection, Trace
+from worklog.traces.schema import COMMUNICATION, COPY, GRAPH, LAUNCH, MEMSET, OPERATOR, Selection, Trace
 
 METRICS = ("kernel_ns", "copy_ns", "idle_ns", "launches", "activities")
 """Summed time of kernels, communication too, and of copies and memsets, each in full where they overlap; idle time of a
@@ -73,12 +72,11 @@ def build(
     node without time. Kernels of a CUDA graph's replay hang below the call that launched the graph.
     """
     known = contexts(trace, libraries)
-    known = _folded(known) if fold else known
     following, idle = _caused(lines)
     ran, launches = chosen.launched.copy(), (trace.calls["kind"] == LAUNCH).to_numpy() & chosen.called
     ran[following] = True
     at, cpu = _host(known, operators) if operators is not None else (np.zeros(0, np.int64),) * 2
-    tree, of_activity, of_call, of_frame = _grow(trace, known, np.flatnonzero(ran), launches, at)
+    tree, of_activity, of_call, of_frame = _grow(trace, known, fold, np.flatnonzero(ran), launches, at)
 
     act, launched = trace.activities, chosen.launched
     kind, spent = act["kind"].to_numpy(), np.maximum((act["end_ns"] - act["start_ns"]).to_numpy(), 0)
@@ -106,25 +104,28 @@ def _caused(lines: Sequence[Timeline]) -> tuple[Any, Any]:
     return following[idle > 0], idle[idle > 0]
 
 
-def _grow(trace: Trace, known: Contexts, rows: Any, launches: Any, frames: Any) -> tuple[Tree, Any, Any, Any]:
+def _grow(
+    trace: Trace, known: Contexts, fold: bool, rows: Any, launches: Any, frames: Any
+) -> tuple[Tree, Any, Any, Any]:
     """The tree, yet without metrics; nodes of the activities at `rows`, of their calls and `launches`, of `frames`."""
     act, calls = trace.activities, trace.calls
     call, asked = act["call"].to_numpy()[rows], launches.copy()
     asked[call[call >= 0]] = True
     called = np.flatnonzero(asked)
     at = known.around(*(calls[name].to_numpy()[called] for name in ("thread", "start_ns", "end_ns")))
-    paths = intern(known, np.concatenate((at, frames)))
-    node = np.append(paths.node, -1) + 1
+    of_frame, names = known.names(fold)
+    paths = intern(known, np.concatenate((at, frames)), of_frame)
+    node = paths.node + 1
 
     api = [_VERSION.sub("", str(name)) for name in calls["name"].cat.categories]
-    texts = [*known.texts, *api, *map(str, act["name"].cat.categories), "(launch unknown)", "all"]
+    texts = [*names, *api, *map(str, act["name"].cat.categories), "(launch unknown)", "all"]
     grown = _Growing(len(texts) - 1, paths)
     of_call, of_activity = np.full(len(calls) + 1, -1, np.int64), np.full(len(act), -1, np.int64)
-    of_call[called] = grown.level(node[at], CALL, len(known.texts) + _codes(calls, called))
+    of_call[called] = grown.level(node[at], CALL, len(names) + _codes(calls, called))
     if (call < 0).any():
         of_call[-1:] = grown.level(np.zeros(1, np.int64), UNKNOWN, np.array([len(texts) - 2]))
     kind = SIZE + act["kind"].to_numpy()[rows].astype(np.int64)
-    of_activity[rows] = grown.level(of_call[call], kind, len(known.texts) + len(api) + _codes(act, rows))
+    of_activity[rows] = grown.level(of_call[call], kind, len(names) + len(api) + _codes(act, rows))
     return grown.tree(texts), of_activity, of_call, node[frames]
 
 
@@ -175,20 +176,14 @@ def bottom_up(tree: Tree) -> Tree:
     return found
 
 
-def _folded(known: Contexts) -> Contexts:
-    short, texts = pd.factorize(np.asarray([INSTANCE.sub("", text) for text in known.texts], dtype=object))
-    text = np.where(known.kind == MODULE, short[known.text] + len(known.texts), known.text)
-    return replace(known, text=text, texts=[*known.texts, *texts])
-
-
 def _host(known: Contexts, operators: Any) -> tuple[Any, Any]:
     """Of the operators among these frames the position of the kept one, and the time without the operators inside."""
     nesting = known.nesting
     operator = (known.kind == OPERATOR) | (known.kind == BACKWARD)
-    own = np.maximum(nesting.end - nesting.start, 0)
-    around = compress(nesting.parent, operator)
-    inner = np.flatnonzero(operator & (around >= 0))
-    outer, start = around[inner], nesting.start[inner]
+    own, inner = np.maximum(nesting.end - nesting.start, 0), np.flatnonzero(operator)
+    outer = nesting.around_among(inner, operator)
+    inner, outer = inner[outer >= 0], outer[outer >= 0]
+    start = nesting.start[inner]
     np.subtract.at(own, outer, np.clip(nesting.end[inner], start, nesting.end[outer]) - start)
     at = np.flatnonzero(operator & operators[nesting.row])
-    return known.nearest[at], np.maximum(own[at], 0)
+    return known.nearest(at), np.maximum(own[at], 0)

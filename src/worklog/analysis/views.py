@@ -10,7 +10,7 @@ import numpy as np
 
 from worklog.analysis.context import contexts, distinct
 from worklog.analysis.labels import BACKWARD, SIZE
-from worklog.analysis.nesting import compress, depths, levels
+from worklog.analysis.nesting import compress, levels
 from worklog.analysis.timeline import account
 from worklog.analysis.tree import CALL, CPU, NAMES, ROOT, Tree, bottom_up, build
 from worklog.traces import timeline
@@ -137,14 +137,14 @@ def _names(tree: Tree, mine: Any, outer: Any) -> tuple[Any, list[str]]:  # noqa:
 
 def _paths(tree: Tree, mine: Any, outer: Any) -> tuple[Any, list[str]]:
     """As _names, but of the texts of all of mine around it too, with dots between them."""
-    label = np.full(len(mine), -1, np.int64)
+    label, at = np.full(len(mine), -1, np.int64), np.flatnonzero(mine)
     names: list[str] = []
-    for rows in levels(depths(outer), mine):
-        above = np.append(label, -1)[outer[rows]]
-        one, which = distinct(above, tree.text[rows])
-        label[rows] = len(names) + which
-        prefixes = [f"{names[at]}." if at >= 0 else "" for at in above[one]]
-        names += [prefix + tree.texts[text] for prefix, text in zip(prefixes, tree.text[rows][one], strict=True)]
+    for rows in levels(np.where(outer[at] >= 0, np.searchsorted(at, outer[at]), -1)):
+        above, text = np.append(label, -1)[outer[at[rows]]], tree.text[at[rows]]
+        one, which = distinct(above, text)
+        label[at[rows]] = len(names) + which
+        prefixes = [f"{names[prefix]}." if prefix >= 0 else "" for prefix in above[one]]
+        names += [prefix + tree.texts[last] for prefix, last in zip(prefixes, text[one], strict=True)]
     return label, names
 
 
