@@ -314,6 +314,20 @@ def test_spread_noise_and_foreign_names_in_a_terminal(tmp_path: Path) -> None:
     assert "GPU 0: 63.333 us -> 64 us, 0.667 us more (+- 6.2516 us, within noise), 1.01 times as long" in out
 
 
+def test_kernels_by_module_add_up(tmp_path: Path) -> None:
+    def inside(gemm: float, relu: float) -> list[dict[str, Any]]:
+        """gemm is launched in Net.Linear, relu in Net.ReLU, another kernel in no module."""
+        events = [call("cudaLaunchKernel", at, 1, n) for n, at in enumerate((10, 20, 40), start=1)]
+        times = [("gemm", gemm), ("relu", relu), ("adam", 7)]
+        events += [ran(name, 100 * n, ns, n) for n, (name, ns) in enumerate(times, start=1)]
+        spans = [("Net_0", 5, 30), ("Linear_0", 8, 7), ("ReLU_0", 18, 7)]
+        return events + [event("python_function", f"nn.Module: {name}", at, dur) for name, at, dur in spans]
+
+    files = kineto(tmp_path / "a.json", inside(40, 3)), kineto(tmp_path / "b.json", inside(30, 5.5))
+    _, out = run(*map(str, files))
+    assert "Kernels by module: Net.Linear -10.000 us, Net.ReLU +2.500 us" in out
+
+
 def test_json_alone_on_stdout(tmp_path: Path) -> None:
     before, after = kineto(tmp_path / "a.json", steps([40])), kineto(tmp_path / "b.json", steps([50]))
     code, out = run(str(before), str(after), "--json", "--range", "ProfilerStep#0")

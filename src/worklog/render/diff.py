@@ -15,6 +15,7 @@ from worklog.render.terminal import three
 from worklog.traces.activity import short_name
 
 ROWS = 12
+MODULES = 5
 NARROW = 90
 """Below this width there is no waterfall."""
 CELLS = 28
@@ -69,8 +70,11 @@ def report(found: dict[str, Any], width: int = 120) -> Group:
     parts: list[RenderableType] = [_source("before", found["before"]), _source("after ", found["after"])]
     longest, *others = sorted(found["devices"], key=lambda d: -max(d["before_ns"], d["after_ns"]))
     counts = found["before"]["occurrences"], found["after"]["occurrences"]
-    parts += [Text(), _heading(longest), Text(_basis(counts), style="dim"), Text(_summed(longest["terms"])), Text()]
+    parts += [Text(), _heading(longest), Text(_basis(counts), style="dim")]
+    parts += [Text(summed)] if (summed := _summed(longest["terms"])) else []
+    parts.append(Text())
     parts.append(_waterfall(longest, width))
+    parts += [Text(), Text(modules)] if (modules := _by_module(longest["terms"])) else []
     parts += [Text.assemble(_heading(device), ("; its terms: --json", "dim")) for device in others]
     notes = [f"Not told apart: {one['terms']}: {clean(one['reason'])}." for one in found["abstained"]]
     notes += [clean(warning) for warning in found["warnings"]]
@@ -130,6 +134,20 @@ def _summed(terms: Sequence[dict[str, Any]]) -> str:
         if own:
             found.append(f"{words} {exact(sum(own), sign=True)} us")
     return ", ".join(found)
+
+
+def _by_module(terms: Sequence[dict[str, Any]]) -> str:
+    """The kernels' terms, where modules are known; what is left has a place too, so that these add up."""
+    spent: dict[str, int] = {}
+    for term in terms:
+        if term["kind"] in KERNELS:
+            spent[term["module"]] = spent.get(term["module"], 0) + term["ns"]
+    known = sorted((name for name in spent if name), key=lambda name: -abs(spent[name]))
+    if not known:
+        return ""
+    rest = sum(spent.values()) - sum(spent[name] for name in known[:MODULES])
+    told = [f"{clean(name)} {exact(spent[name], sign=True)} us" for name in known[:MODULES]]
+    return "Kernels by module: " + ", ".join([*told, *[f"others and none {exact(rest, sign=True)} us"] * bool(rest)])
 
 
 def _waterfall(device: dict[str, Any], width: int) -> Table:
