@@ -8,115 +8,27 @@ The weights are random, so the policy plays badly; what takes how long does not 
 
 from __future__ import annotations
 
-import collections
 import enum
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import push_t
 import typer
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from worklog import problem
-from worklog.problem import Case, ProblemError, Variant
+from worklog.problem import ProblemError, Variant
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-OBSERVATIONS = 2  # pictures and positions that the condition is made of
-ACTIONS = 8  # of the predicted actions, so many are carried out before the next prediction
-EPISODE_STEPS = 200
-FIELD = 512  # Push-T's side in its own units
 PARTS = ("simulation", "vision", "U-Net", "denoising")
-
-
-def part_cases(config: Any) -> list[Case]:
-    """What the policy does besides the U-Net, one case each: the vision encoder, one denoising update, and the steps of
-    the simulation between two predictions, which needs gym-pusht: without it there is no such case."""
-    import torch
-
-    from worklog.workloads import resnet18, unet1d
-
-    generator = torch.Generator().manual_seed(config.seed)
-    images = torch.rand(OBSERVATIONS, 3, 96, 96, generator=generator).to(config.device)
-    vision = resnet18.build(config.seed, device=config.device)
-    size = (3, config.batch, config.horizon, config.action_dim)
-    sample, prediction, noise = torch.randn(size, generator=generator).to(config.device)
-    row = unet1d.ddpm_coefficients(config.steps, device=config.device)[config.steps // 2]
-    settings = {"limit": 3e-3, "repeat": config.repeat, "samples": config.samples}
-
-    def vision_reference() -> Tensor:
-        return resnet18.build(config.seed, torch.float64, config.device)(images.double())
-
-    def denoise_reference() -> Tensor:
-        return unet1d.denoise(sample.double(), prediction.double(), noise.double(), row.double())
-
-    parts = [
-        Case(name="vision", run=lambda: vision(images), reference=vision_reference, **settings),
-        Case(
-            name="denoise",
-            run=lambda: unet1d.denoise(sample, prediction, noise, row),
-            reference=denoise_reference,
-            **settings,
-        ),
-    ]
-    if missing() is None:
-        world = PushT(config.seed)
-        targets = torch.rand(ACTIONS, 2, generator=generator).numpy() * FIELD
-
-        def simulate() -> Tensor:
-            world.play(targets)
-            return torch.tensor(world.reward)
-
-        parts.append(Case(name="simulation", run=simulate, samples=config.samples))
-    return parts
-
-
-def missing() -> str | None:
-    """Why Push-T cannot be simulated here, in one sentence; None: it can."""
-    os.environ["PYGAME_HIDE_SUPPORT_PROMPT"] = "1"  # pygame prints a greeting to stdout
-    try:
-        import gym_pusht  # noqa: F401
-    except ImportError as error:
-        return (
-            f"Push-T cannot be simulated here ({error}): it needs gym-pusht, which ./scripts/repro unet_conv_inference "
-            "installs; --mode inference works without."
-        )
-    return None
-
-
-class PushT:
-    """One episode after another of gym-pusht, and the last observations."""
-
-    def __init__(self, seed: int) -> None:
-        import gym_pusht  # noqa: F401  (registers the environment)
-        import gymnasium
-
-        self.world = gymnasium.make("gym_pusht/PushT-v0", obs_type="pixels_agent_pos")
-        self.seed = seed
-        self.restart()
-
-    def restart(self) -> None:
-        seen, _ = self.world.reset(seed=self.seed)
-        self.seen = collections.deque([seen] * OBSERVATIONS, maxlen=OBSERVATIONS)
-        self.steps, self.reward, self.done = 0, 0.0, False
-
-    def play(self, targets: np.ndarray) -> None:
-        """Carry out actions [n, 2], positions to move to in Push-T's units; a new episode begins where one ended."""
-        for target in targets:
-            if self.done:
-                self.restart()
-            seen, reward, terminated, truncated, _ = self.world.step(target)
-            self.seen.append(seen)
-            self.steps += 1
-            self.reward = max(self.reward, float(reward))
-            self.done = terminated or truncated or self.steps >= EPISODE_STEPS
 
 
 class Clock:
@@ -162,19 +74,18 @@ class Policy:
             for fresh, step in zip(noise[1:], reversed(range(len(self.table))), strict=True):
                 prediction = clock("U-Net", self.forward, x, timesteps[step], cond)
                 x = clock("denoising", unet1d.denoise, x, prediction, fresh, self.table[step])
-        actions: np.ndarray = ((x[0] + 1) * (FIELD / 2)).float().cpu().numpy()
+        actions: np.ndarray = ((x[0] + 1) * (push_t.FIELD / 2)).float().cpu().numpy()
         return actions
 
     def condition(self, seen: Any) -> Tensor:
-        """[1, 1028]: each observation's image features and position."""
+        """Of the simulation's observations, [1, 1028]."""
         import numpy as np
         import torch
 
         device = self.table.device
         pictures = torch.from_numpy(np.stack([one["pixels"] for one in seen]).transpose(0, 3, 1, 2)).to(device)
         positions = torch.from_numpy(np.stack([one["agent_pos"] for one in seen])).to(device).float()
-        features = self.vision(pictures.float() / 255)
-        return torch.cat((features, positions / (FIELD / 2) - 1), dim=-1).reshape(1, -1)
+        return push_t.condition(self.vision, pictures.float() / 255, positions)
 
 
 class Mode(enum.StrEnum):
@@ -194,7 +105,7 @@ def main(
     console = Console(stderr=True)
     try:
         here = problem.load(str(Path(__file__).parent))
-        if mode is Mode.policy and (reason := missing()):
+        if mode is Mode.policy and (reason := push_t.missing()):
             raise ProblemError(reason)
         run = {Mode.inference: inference, Mode.policy: play}[mode]
         for slug in variant or ["eager"]:
@@ -261,17 +172,17 @@ def play(
     sample = torch.zeros(1, unet1d.HORIZON, 2, device=config.device)
     forward, sampler = here.module.callables(variant, here.module.network(variant, config), sample, table)
     policy = Policy(resnet18.build(config.seed, device=config.device), forward, table, sampler if ours else None)
-    world, clock, made = PushT(config.seed), Clock(config.device), 0
+    world, clock, made = push_t.PushT(config.seed), Clock(config.device), 0
     with torch.inference_mode():
         policy.predict(world.seen, Clock(config.device))  # compiles, allocates
-        most = min(limit or EPISODE_STEPS, -(-EPISODE_STEPS // ACTIONS))
+        most = min(limit or push_t.EPISODE_STEPS, -(-push_t.EPISODE_STEPS // push_t.ACTIONS))
         for episode in range(episodes):
             world.restart()
             for _ in track(range(most), f"{variant.slug}, episode {episode + 1}", console=console):
                 if world.done:  # solved before its time
                     break
                 actions = policy.predict(world.seen, clock)
-                clock("simulation", world.play, actions[OBSERVATIONS - 1 :][:ACTIONS])
+                clock("simulation", world.play, actions[push_t.OBSERVATIONS - 1 :][: push_t.ACTIONS])
                 made += 1
     show(variant.slug, clock.seconds, made, config)
 

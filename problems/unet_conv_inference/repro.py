@@ -35,6 +35,8 @@ KERNELS = {
 """Modules of kernels/."""
 LIMITS = {"float32": 3e-3, "float16": 5e-3, "bfloat16": 3e-2}
 """Largest error: cuDNN multiplies float32 in TF32, with 11 significant bits as float16 has; bfloat16 has 8."""
+WHOLE = ("eager", "graph", "fused_triton", "persistent")
+"""Variants with a case from pictures to actions."""
 EXACT_LIMIT = 1e-5  # float32 throughout: its rounding costs 1e-6
 
 
@@ -126,15 +128,15 @@ VARIANTS = tuple(dataclasses.replace(variant, timeout_s=300.0) for variant in _v
 def build(variant: Variant, config: UnetConfig) -> Workload:
     """One step, and all steps, as `variant` runs them, each beside float64."""
     import operators
+    import push_t
+    import torch
 
     from worklog.workloads import unet1d
 
     options = variant.options
     if options.get("parts"):
-        import policy
-
-        reason = policy.missing()
-        return Workload(cases=policy.part_cases(config), facts={"left_out": reason} if reason else {})
+        reason = push_t.missing()
+        return Workload(cases=push_t.part_cases(config), facts={"left_out": reason} if reason else {})
     model = network(variant, config)
     dtype = next(model.parameters()).dtype
     sample, timestep, cond = inputs(config, dtype)
@@ -152,19 +154,27 @@ def build(variant: Variant, config: UnetConfig) -> Workload:
         facts["film_unchanged_share"] = operators.unchanged_share(model, sample, cond)
     elif options.get("compile"):
         facts = operators.lowered(step)
+    wide = torch.float64
     run = (lambda: step_as_seed(model, config, table)) if options.get("as_seed") else step
     settings = {"limit": limit, "graph": options.get("graph", False)}
     cases = [
         Case(
-            name="step", run=run, reference=lambda: step_reference(config), bytes=dtype.itemsize * config.parameters,
-            flop=config.step_flop, repeat=config.repeat, samples=config.samples, memory=True, **settings,
+            name="step", run=run, reference=lambda: plain(config, wide)(*inputs(config, wide)),
+            bytes=dtype.itemsize * config.parameters, flop=config.step_flop, repeat=config.repeat,
+            samples=config.samples, memory=True, **settings,
         ),
         Case(
-            name="sampling", run=lambda: sampler(noise, cond), reference=lambda: sampling_reference(config),
+            name="sampling", run=lambda: sampler(noise, cond),
+            reference=lambda: exact_actions(config, inputs(config, wide)[2]),
             bytes=dtype.itemsize * config.sampling_parameters, flop=config.sampling_flop,
             samples=config.sampling_samples, warmup=1, **settings,
         ),
     ]  # fmt: skip
+    if variant.slug in WHOLE and push_t.fits(config):
+        timed = {"samples": config.sampling_samples, "warmup": 1, **settings}
+        cases.append(
+            push_t.prediction_case(config, lambda c: sampler(noise, c), lambda c: exact_actions(config, c), timed)
+        )
     return Workload(cases=cases, facts=facts)
 
 
@@ -253,20 +263,12 @@ def step_as_seed(model: nn.Module, config: UnetConfig, table: Tensor) -> Tensor:
     return prediction.detach()
 
 
-def step_reference(config: UnetConfig) -> Tensor:
-    import torch
-
-    return plain(config, torch.float64)(*inputs(config, torch.float64))
-
-
-def sampling_reference(config: UnetConfig) -> Tensor:
-    import torch
-
+def exact_actions(config: UnetConfig, cond: Tensor) -> Tensor:
+    """What sampling gives in float64, for a condition in float64."""
     from worklog.workloads import unet1d
 
-    model, cond = plain(config, torch.float64), inputs(config, torch.float64)[2]
-    table = unet1d.ddpm_coefficients(config.steps, torch.float64, config.device)
-    return unet1d.sample_actions(model, starting_noise(config).double(), cond, table)
+    table = unet1d.ddpm_coefficients(config.steps, cond.dtype, config.device)
+    return unet1d.sample_actions(plain(config, cond.dtype), starting_noise(config).double(), cond, table)
 
 
 def claims(record: Record) -> list[Claim]:

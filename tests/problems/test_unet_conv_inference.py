@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from worklog.workloads import unet1d  # noqa: E402
+from worklog.workloads import resnet18, unet1d  # noqa: E402
 
 NAME = "unet_conv_inference"
 FOLDER = checkouts.REPOSITORY / "problems" / NAME
@@ -40,8 +40,13 @@ PUSH_T = dataclasses.replace(unet.config("push_t", "cuda"), device="cpu")
 
 import convolutions  # noqa: E402
 import operators  # noqa: E402
-import policy  # noqa: E402
 import power_tones  # noqa: E402
+import push_t  # noqa: E402
+
+
+def exact_step(config) -> torch.Tensor:
+    return repro.plain(config, torch.float64)(*repro.inputs(config, torch.float64))
+
 
 # The formulas of the config
 
@@ -91,7 +96,7 @@ def test_every_variant_is_right_or_says_that_it_needs_a_gpu(result: record.Recor
     for variant in unet.variants:
         assert states[variant.slug] == ("ok" if "cpu" in variant.devices else "skipped")
     cases = {slug: set(v.cases) for slug, v in result.variants.items() if v.cases}
-    parts = {"vision", "denoise"} | ({"simulation"} if policy.missing() is None else set())
+    parts = {"vision", "denoise"} | ({"simulation"} if push_t.missing() is None else set())
     assert cases.pop("policy") == parts
     assert all(names == {"step", "sampling"} for names in cases.values())
 
@@ -238,7 +243,7 @@ def test_no_convolution_of_the_network_is_left(how: str) -> None:
 
 def test_a_conv_block_that_does_not_run_is_beyond_the_limit() -> None:
     """The seed's code skips one of the 25 for a shape that it has no branch for, and its test cannot see it."""
-    truth = repro.step_reference(TINY)
+    truth = exact_step(TINY)
     step = repro.inputs(TINY, torch.float32)
     modules = repro.plain(TINY, torch.float32).named_modules()
     names = [name for name, module in modules if isinstance(module, unet1d.Conv1dBlock)]
@@ -260,7 +265,7 @@ def test_the_seeds_loop_records_for_autograd_and_is_right() -> None:
     with torch.inference_mode():  # as the library measures everything
         out = repro.step_as_seed(model, TINY, table)
     assert recorded == [True]
-    assert relative_error(out, repro.step_reference(TINY)) < repro.EXACT_LIMIT
+    assert relative_error(out, exact_step(TINY)) < repro.EXACT_LIMIT
 
 
 def test_a_view_is_no_operator() -> None:
@@ -323,10 +328,25 @@ def test_a_users_mistake_is_one_sentence(python: Python, words: list[str], what:
     assert "Traceback" not in done.stderr
 
 
+def test_a_prediction_is_the_vision_encoder_then_all_steps() -> None:
+    config = dataclasses.replace(TINY, cond_dim=1028)
+    assert push_t.fits(config)
+    assert not push_t.fits(TINY)
+    *_, case = repro.build(unet.variant("eager"), config).cases
+    assert case.name == "prediction"
+    with torch.inference_mode():
+        actions, exact = case.run(), case.reference()
+        assert relative_error(actions, exact) < repro.EXACT_LIMIT
+        images, positions = push_t.observed(config)
+        moved = push_t.condition(resnet18.build(config.seed), images, positions + 30.0)
+        elsewhere = repro.exact_actions(config, moved.double())
+    assert relative_error(elsewhere, exact) > 0.01, "the position has no effect"
+
+
 def test_the_simulation_restarts_where_an_episode_ends() -> None:
     pytest.importorskip("gym_pusht")
-    world = policy.PushT(seed=0)
-    world.steps = policy.EPISODE_STEPS - 1
+    world = push_t.PushT(seed=0)
+    world.steps = push_t.EPISODE_STEPS - 1
     world.play([(256.0, 256.0)])
     assert world.done
     world.play([(256.0, 256.0)] * 3)
