@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pandas as pd
 
 from worklog.analysis.context import contexts, intern
 from worklog.traces import schema
 from worklog.traces.schema import Trace
-
-_INSTANCE = re.compile(r"_\d+$")
 
 
 def of_calls(trace: Trace) -> pd.Categorical | None:
@@ -23,14 +19,13 @@ def of_calls(trace: Trace) -> pd.Categorical | None:
     if not (trace.frames["kind"] == schema.MODULE).any():
         return None
     known = contexts(trace)
+    text, texts = known.names(fold=True)
     at = known.around(*(trace.calls[name].to_numpy() for name in ("thread", "start_ns", "end_ns")))
-    paths = intern(known, at)
+    paths = intern(known, at, text)
     names = [""] * len(paths.parent)
-    for node, (parent, kind, text) in enumerate(
+    for node, (parent, kind, own) in enumerate(
         zip(paths.parent.tolist(), paths.kind.tolist(), paths.text.tolist(), strict=True)
     ):
-        names[node] = names[parent] if parent >= 0 else ""
-        if kind == schema.MODULE:
-            own = _INSTANCE.sub("", known.texts[text])
-            names[node] = f"{names[node]}.{own}" if names[node] else own
+        around = names[parent] if parent >= 0 else ""
+        names[node] = ".".join(filter(None, (around, texts[own]))) if kind == schema.MODULE else around
     return schema.categories(np.append(paths.node, -1)[at], [*names, ""])
