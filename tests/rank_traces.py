@@ -40,7 +40,7 @@ class RankTrace:
             **({} if number is None else {"Seq": number}),
             **args,
         }
-        self._event("cpu_op", "record_param_comms", launched - 1, launched + 2, tid=1, **own)
+        self._event("cpu_op", "record_param_comms", launched - 0.5, launched + 1, tid=1, **own)
         self.kernel(ALL_REDUCE, start, end, launched, stream=20, **{"External id": own["External id"]})
 
     def write(self, folder: Path, told: bool = True) -> Path:

@@ -101,6 +101,12 @@ def test_one_rank_alone_abstains_only_if_its_communication_is_material(tmp_path:
     assert not {"straggler", "communication_not_overlapped"} & {one["rule"] for one in late}
 
 
+def test_a_single_collective_says_nothing_of_a_straggler(tmp_path: Path) -> None:
+    found = straggler(together(tmp_path, steps([(100, 400)])))
+    assert isinstance(found, Abstained)
+    assert "each trace holds one collective" in found.reason
+
+
 @pytest.mark.parametrize("rule", [straggler, communication_not_overlapped])
 def test_no_collective_in_common_abstains(tmp_path: Path, rule: object) -> None:
     both = [RankTrace(0), RankTrace(1)]

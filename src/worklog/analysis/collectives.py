@@ -108,7 +108,8 @@ def _described(trace: Trace, rows: Any) -> pd.DataFrame:
     found["numbered"] = sequence >= 0
     order = found.groupby(["group", "numbered"]).cumcount().to_numpy()
     found["number"] = np.where(sequence >= 0, sequence, order)
-    found["every"] = [_EVERY_RANK.search(name) is not None for name in found["name"]]
+    names, known_names = pd.factorize(found["name"])
+    found["every"] = np.asarray([_EVERY_RANK.search(name) is not None for name in known_names], dtype=bool)[names]
     return found
 
 

@@ -32,6 +32,8 @@ def straggler(found: Ranks) -> Finding | Abstained | None:
     if found.calls.empty:
         return _unmatched("straggler", found)
     steady = found.calls[found.calls["follows"].to_numpy(bool)]
+    if steady.empty:
+        return Abstained("straggler", "each trace holds one collective; in the first, ranks wait for profilers too")
     waited = [found.exposed(member, steady, "waiting_ns") for member in range(len(found.ranks))]
     shares = [_share(ns, rank.span_ns) for ns, rank in zip(waited, found.ranks, strict=True)]
     waiting = int(np.argmax(shares))
