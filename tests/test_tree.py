@@ -315,6 +315,17 @@ def test_text_of_idle_time_launches_and_tables(trained: Path) -> None:
     assert "operators on the CPU: 158 us" in out  # 80 + 28 + 50
 
 
+def test_two_devices_are_one_tree(tmp_path: Path) -> None:
+    second = [call("cudaLaunchKernel", 162, 5, 90), ran("kernel", "conv1", 170, 30, 90)]
+    second[1]["args"]["device"] = 1
+    file = tmp_path / "two.json"
+    file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [*STEP, *second]}))
+    found = tree(file)
+    assert (found["devices"], found["span_ns"]) == ([0, 1], 420_000 + 38_000)
+    assert found["total"]["idle_ns"] == 270_000 + 8_000
+    assert "The span is the sum of the GPUs' spans." in run(str(file))
+
+
 def test_json_alone_on_stdout_with_its_keys(trained: Path) -> None:
     found = json.loads(run(str(trained), "--json", "--range", "replay"))
     assert found == tree(trained, range_name="replay")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from worklog.analysis.context import contexts, place
 from worklog.analysis.labels import KINDS, labels
-from worklog.analysis.nesting import ROUNDING_NS, Nesting, compress, levels
+from worklog.analysis.nesting import ROUNDING_NS, STEPS, Nesting, compress, levels
 from worklog.traces import schema
 from worklog.traces.schema import ANNOTATION, FRAME, LAUNCH, MODULE, OPERATOR, PYTHON, SPAN, Trace
 
@@ -87,7 +87,11 @@ def test_place_of_backward_work_is_that_of_its_forward_operator() -> None:
 
 def test_a_forward_operator_began_before_its_backward_one() -> None:
     """A number that a clock of zeros, or another file, made equal must not hang an operator below itself."""
-    rows = [(10, 50, 0, OPERATOR, "AddmmBackward0", 5, 1), (10, 20, 0, OPERATOR, "aten::addmm", 5, 0)]
+    rows = [
+        plain(1, 2, PYTHON, "a.py(1): f"),
+        (10, 50, 0, OPERATOR, "AddmmBackward0", 5, 1),
+        (10, 20, 0, OPERATOR, "aten::addmm", 5, 0),
+    ]
     t = with_frames(trace([], [(15, 16, LAUNCH)]), rows)
     assert contexts(t).backward == (1, 0)
     assert place(t, [0]) == ["AddmmBackward0 (backward)"]
@@ -110,6 +114,22 @@ def test_forward_threads_are_told_apart_by_the_numbers_that_they_hold() -> None:
     unclear = with_frames(t, rows[:-1])  # either thread may have made it
     assert contexts(unclear).backward == (1, 0)
     assert place(unclear, [0]) == ["BBackward0 (backward)"]
+
+
+def test_numbers_of_two_processes_are_two() -> None:
+    rows = [
+        plain(0, 90, ANNOTATION, "rank 0", 10),
+        plain(1, 5, ANNOTATION, "aten::a, seq = 1, op_id = 1", 10),
+        plain(50, 60, ANNOTATION, "ABackward0, seq = 1, op_id = 2", 10),
+        plain(0, 90, ANNOTATION, "rank 1", 20),
+        plain(1, 5, ANNOTATION, "aten::a, seq = 1, op_id = 1", 20),
+        plain(50, 60, ANNOTATION, "ABackward0, seq = 1, op_id = 2", 20),
+    ]
+    t = with_frames(trace([], [(55, 56, LAUNCH)] * 2, thread=[10, 20]), rows)
+    assert contexts(t).backward == (2, 0)
+    t = dataclasses.replace(t, frames=t.frames.assign(process=t.frames["thread"]))
+    assert contexts(t).backward == (2, 2)
+    assert place(t, [1]) == ["rank 1, ABackward0 (backward)"]
 
 
 def test_places_by_frequency_or_by_cost_and_no_more_than_asked_for() -> None:
@@ -201,6 +221,15 @@ def test_rounding_does_not_put_an_operator_beside_the_one_that_called_it() -> No
     assert parents(coarse) == [-1, 0]  # whole microseconds
     beside = [plain(2000, 32000, OPERATOR, "aten::linear"), plain(3001, 32003, OPERATOR, "aten::addmm")]
     assert parents(beside) == [-1, -1]
+
+
+def test_far_out_is_found_by_single_steps_and_beyond_them() -> None:
+    deep = [plain(at, 2000 - at, PYTHON, "<built-in function f>") for at in range(1, 3 * STEPS)]
+    t = with_frames(trace([], [(900, 901, LAUNCH)]), [plain(0, 2001, PYTHON, "a.py(1): f"), *deep])
+    assert place(t, [0]) == ["a.py:1 f"]
+    nesting = Nesting(t.frames)
+    outermost = np.arange(len(deep) + 1) == 0
+    assert set(nesting.around_among(np.arange(1, len(deep) + 1), outermost).tolist()) == {0}
 
 
 @st.composite

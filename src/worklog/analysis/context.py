@@ -40,7 +40,8 @@ class Contexts:
         around = nesting.parent(told)
         told, around = told[sequence[around] < 0], around[sequence[around] < 0]
         sequence[around], forward_thread[around] = sequence[told], forward_thread[told]
-        forward = _forward(nesting, known.kind, sequence, forward_thread, backward)
+        process = trace.frames["process"].to_numpy()[nesting.row]
+        forward = _forward(nesting, known.kind, sequence, forward_thread, process, backward)
         self.joined = forward[forward >= 0]
         """The forward operators of `joining`."""
         self.joining = backward[forward >= 0]
@@ -198,36 +199,33 @@ def _twice(nesting: Nesting, known: Labels) -> Any:
     return found
 
 
-def _forward(nesting: Nesting, kind: Any, sequence: Any, forward_thread: Any, own: Any) -> Any:
+def _forward(nesting: Nesting, kind: Any, sequence: Any, forward_thread: Any, process: Any, own: Any) -> Any:
     """For each backward operator `own` the position of its forward operator, -1: unknown.
 
     A forward operator and the ones it calls carry the number that the next node of the graph will have; the last of
     them to begin made the node. Numbers are counted by thread. A backward operator knows its forward thread by
-    another number than the system's: it is the thread that holds most of the numbers asked for. Without it, as in
-    NVTX, one thread must hold all.
+    another number than the system's: it is the thread of its process that holds most of the numbers asked for. Without
+    it, as in NVTX, one thread must hold all.
     """
     found = np.full(len(own), -1, np.int64)
-    forward = np.flatnonzero((kind == OPERATOR) & (sequence >= 0))
-    asked = np.flatnonzero(sequence[own] >= 0)
-    if not len(forward) or not len(asked):
-        return found
+    forward, asked = np.flatnonzero((kind == OPERATOR) & (sequence >= 0)), np.flatnonzero(sequence[own] >= 0)
     codes, _ = pd.factorize(np.concatenate((sequence[forward], sequence[own[asked]])))
-    mine, theirs = codes[: len(forward)], codes[len(forward) :]
-    size = len(kind) + 1
-    keys = np.sort(mine * size + forward)
-    for known in np.unique(forward_thread[own[asked]]):
-        rows = asked[forward_thread[own[asked]] == known]
-        wanted = theirs[forward_thread[own[asked]] == known]
-        holders = nesting.thread[forward[np.isin(mine, wanted)]]
-        threads, votes = np.unique(holders, return_counts=True)
+    held, size = codes[: len(forward)], len(kind) + 1
+    keys = np.sort(held * size + forward)
+    wanted = pd.DataFrame({"at": asked, "code": codes[len(forward) :], "thread": forward_thread[own[asked]]})
+    for (thread, of), rows in wanted.groupby(["thread", process[own[asked]]]):
+        threads, votes = np.unique(
+            nesting.thread[forward[np.isin(held, rows["code"]) & (process[forward] == of)]], return_counts=True
+        )
         best = votes == votes.max(initial=0)
-        if best.sum() != 1 or (known < 0 and len(threads) > 1):
+        if best.sum() != 1 or (thread < 0 and len(threads) > 1):
             continue
-        low, high = np.searchsorted(nesting.thread, [threads[best][0], threads[best][0] + 1])
-        before = low + np.searchsorted(nesting.start[low:high], nesting.start[own[rows]], side="left")
-        at = np.searchsorted(keys, wanted * size + before) - 1
+        low, high = (int(np.searchsorted(nesting.thread, threads[best][0], side)) for side in ("left", "right"))
+        begun = np.searchsorted(nesting.start[low:high], nesting.start[own[rows["at"]]], side="left")
+        code = rows["code"].to_numpy()
+        at = np.searchsorted(keys, code * size + low + begun) - 1
         last = keys[at]
-        found[rows] = np.where((at >= 0) & (last // size == wanted) & (last % size >= low), last % size, -1)
+        found[rows["at"]] = np.where((at >= 0) & (last // size == code) & (last % size >= low), last % size, -1)
     return found
 
 

@@ -181,6 +181,8 @@ def _notes(found: dict[str, Any]) -> Iterator[str]:
         kinds.add(node["kind"])
         modules = Counter(INSTANCE.sub("", one["name"]) for one in node["children"] if one["kind"] == "module")
         classes = max(classes, *modules.values(), 0)
+    if len(found["devices"]) > 1:
+        yield "The span is the sum of the GPUs' spans."
     if found["metric"] in ("kernel", "copy"):
         yield "What overlaps counts each in full."
     if found["metric"] == "idle":
