@@ -263,23 +263,33 @@ def test_a_kernel_of_some_occurrences_only_has_the_spread_of_that() -> None:
     assert term.within_noise
 
 
-def test_spreads_of_launches_and_of_each_launch() -> None:
-    def steps(lengths: Sequence[Sequence[int]]) -> Trace:
-        rows: list[Row] = []
-        for (low, _), own in zip(STEPS, lengths, strict=False):
-            for ns in own:
-                low = max(low, rows[-1][2]) if rows else low
-                rows.append(("a", low, low + ns))
-        return kernels(rows, asked=[low for _, low, _ in rows], steps=STEPS[: len(lengths)])
+def launched(lengths: Sequence[Sequence[int]]) -> Trace:
+    """For each step kernels `a` of these lengths, one after another."""
+    rows: list[Row] = []
+    for (low, _), own in zip(STEPS, lengths, strict=False):
+        for ns in own:
+            low = max(low, rows[-1][2]) if rows else low
+            rows.append(("a", low, low + ns))
+    rows += [("b", low + 80, low + 81) for low, _ in STEPS[: len(lengths)]]
+    return kernels(rows, asked=[low for _, low, _ in rows], steps=STEPS[: len(lengths)])
 
-    found = compared(steps([(10, 12), (10, 14), (10, 12, 14)]), steps([(20, 20), (20, 22, 24)]), "step")
+
+def test_spreads_of_launches_and_of_each_launch() -> None:
+    found = compared(launched([(10, 12), (10, 14), (10, 12, 14)]), launched([(20, 20), (20, 22, 24)]), "step")
     before, after = Fraction(82, 7), Fraction(106, 5)  # mean ns of a launch; 7/3 and 5/2 launches a step
-    by_kind = {term.kind: term for term in found.terms}
+    by_kind = {term.kind: term for term in found.terms if term.name == "a"}
     launches = welch([2, 2, 3], [2, 3]) * float(before + after) / 2
     each = welch([11, 12, 12], [20, 22]) * (7 / 3 + 5 / 2) / 2
     assert by_kind["added"].spread_ns == pytest.approx(launches, rel=0.02)  # the terms' ns are whole ones
     assert by_kind["slower"].spread_ns == pytest.approx(each, rel=1e-4)
     assert by_kind["added"].ns == pytest.approx((5 / 2 - 7 / 3) * float(before + after) / 2, abs=1)
+
+
+def test_an_occurrence_without_a_launch_says_nothing_of_each_launch() -> None:
+    found = compared(launched([(10,), (), (14,)]), launched([(20,), (21,), (22,)]), "step")
+    by_kind = {term.kind: term for term in found.terms if term.name == "a"}
+    assert by_kind["slower"].spread_ns == pytest.approx(welch([10, 14], [20, 21, 22]) * (2 / 3 + 1) / 2, rel=1e-4)
+    assert by_kind["added"].spread_ns == pytest.approx(welch([1, 0, 1], [1, 1, 1]) * (12 + 21) / 2, rel=1e-2)
 
 
 def test_another_shape_is_matched_by_launches_of_one_occurrence() -> None:
