@@ -39,7 +39,6 @@ def test_known_by_content_whatever_the_name(tmp_path: Path) -> None:
         ("t.json", b'{"cells": [], "nbformat": 4}', r"JSON of another kind"),
         ("t.json", b"no JSON at all", r"is no trace; this file holds neither"),
         ("t.json", b"", r"is no trace; this file holds neither"),
-        ("t.nsys-rep", b"binary", r"export it first: `nsys export --type sqlite t\.nsys-rep`"),
         ("t.bin", bytes(range(256)) * 4, r"is no trace; this file holds neither"),
     ],
 )
@@ -55,7 +54,7 @@ def test_no_reader_takes_it(tmp_path: Path, name: str, content: bytes, said: str
 def test_no_file_and_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ProblemError, match=r"none\.json: cannot be read \(No such file or directory\)"):
         files.kind(tmp_path / "none.json")
-    with pytest.raises(ProblemError, match=r"is a folder; export the report as one file"):
+    with pytest.raises(ProblemError, match=r"is a folder without the tables that `nsys export"):
         files.kind(tmp_path)
 
 

@@ -1,90 +1,17 @@
-"""Exports of nsys, built here table by table as its schema documents them, with answers computed by hand."""
+"""Exports of nsys with answers computed by hand."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
+from nsys_builder import COPY, KERNEL, META, NVTX, OVERLAPPING, PID, RUNTIME, TID, call, kernel
 
 from worklog.problem import ProblemError
 from worklog.traces import nsys
-
-PID = 0x0100_0000_2A00_0000
-TID = PID | 42
-STRINGS = {
-    1: "cudaLaunchKernel_v7000",
-    2: "cudaGraphLaunch_v10000",
-    3: "cudaMemcpyAsync_v3020",
-    4: "cudaDeviceSynchronize_v3020",
-    5: "cuLaunchKernelEx",
-    10: "void gemm<float, 4>(float*)",
-    11: "_scale",
-    20: "plain",
-}
-KERNEL = (
-    "start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL, streamId INTEGER NOT NULL, correlationId "
-    "INTEGER, globalPid INTEGER, demangledName INTEGER NOT NULL, shortName INTEGER NOT NULL, gridX INTEGER NOT NULL, "
-    "gridY INTEGER NOT NULL, gridZ INTEGER NOT NULL, blockX INTEGER NOT NULL, blockY INTEGER NOT NULL, blockZ INTEGER "
-    "NOT NULL, graphNodeId INTEGER"
-)
-COPY = "start INTEGER, end INTEGER, deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER"
-RUNTIME = "start INTEGER, end INTEGER, eventClass INTEGER, globalTid INTEGER, correlationId INTEGER, nameId INTEGER"
-NVTX = "start INTEGER, end INTEGER, eventType INTEGER, text TEXT, textId INTEGER, globalTid INTEGER"
-META = "name TEXT, value TEXT"
-Rows = Iterable[tuple[Any, ...]]
-
-
-@pytest.fixture
-def export(tmp_path: Path) -> Callable[..., Path]:
-    """export(KERNEL=(schema, rows), ...): only tables that are named exist, as with nsys."""
-
-    def make(**tables: tuple[str, Rows]) -> Path:
-        file = tmp_path / f"nsys.{len(list(tmp_path.iterdir()))}.sqlite"
-        everything: dict[str, tuple[str, Rows]] = {
-            "StringIds": ("id INTEGER, value TEXT", STRINGS.items()),
-            "META_DATA_EXPORT": (
-                META,
-                [("EXPORT_SCHEMA_VERSION", "3.25.0"), ("EXPORT_PRODUCT_VERSION", "2026.2.1.7")],
-            ),
-        }
-        for name, table in tables.items():
-            activity = name in ("KERNEL", "MEMCPY", "MEMSET", "RUNTIME", "GRAPH_TRACE")
-            everything[f"CUPTI_ACTIVITY_KIND_{name}" if activity else name] = table
-        with closing(sqlite3.connect(file)) as database, database:
-            for name, (schema, rows) in everything.items():
-                database.execute(f"CREATE TABLE {name} ({schema})")
-                for row in rows:
-                    database.execute(f"INSERT INTO {name} VALUES ({', '.join('?' * len(row))})", row)
-        return file
-
-    return make
-
-
-def kernel(
-    start: int, end: int, call: int, *, stream: int = 7, name: int = 10, device: int = 0, node: int = 0, pid: int = PID
-) -> tuple[Any, ...]:
-    return (start, end, device, stream, call, pid, name, name, 4, 2, 1, 128, 1, 1, node or None)
-
-
-def call(start: int, call: int, name: int = 1, tid: int = TID) -> tuple[Any, ...]:
-    return (start, start + 5, 0, tid, call, name)
-
-
-OVERLAPPING = {
-    # Stream 7 runs gemm in [1000, 1100), stream 8 runs it in [1050, 1200) and _scale in [1300, 1310).
-    "KERNEL": (
-        KERNEL,
-        [kernel(1000, 1100, 1), kernel(1050, 1200, 2, stream=8), kernel(1300, 1310, 3, stream=8, name=11)],
-    ),
-    # [1150, 1250): half of it beside a kernel.
-    "MEMCPY": (COPY, [(1150, 1250, 0, 9, 4, PID)]),
-    "MEMSET": (COPY, [(1400, 1420, 0, 9, 6, PID)]),
-    "RUNTIME": (RUNTIME, [call(900, 1), call(910, 2), call(920, 3, 5), call(930, 4, 3), call(940, 5, 4), call(950, 6)]),
-}
 
 
 def test_two_streams_overlap_once_and_everything_adds_up(export: Callable[..., Path]) -> None:
@@ -218,7 +145,7 @@ def test_a_cell_that_is_no_integer_is_an_error_and_null_is_unknown(export: Calla
 def test_rows_are_whole_across_chunks_and_holes_in_their_numbers(
     export: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worklog.traces.export.ROWS", 7)
+    monkeypatch.setattr("worklog.traces.source.ROWS", 7)
     rows = [kernel(1000 + 10 * n, 1004 + 10 * n, n + 1, stream=n % 3) for n in range(50)]
     file = export(KERNEL=(KERNEL, rows), RUNTIME=(RUNTIME, [call(10 * n, n + 1) for n in range(50)]))
     with closing(sqlite3.connect(file)) as database, database:
@@ -229,19 +156,6 @@ def test_rows_are_whole_across_chunks_and_holes_in_their_numbers(
     assert sorted(work[["start_ns", "end_ns", "correlation", "stream", "call"]].to_numpy().tolist()) == [
         [1000 + 10 * n, 1004 + 10 * n, n + 1, n % 3, n] for n in kept
     ]
-
-
-def test_old_export_with_few_columns(export: Callable[..., Path]) -> None:
-    schema = (
-        "start INTEGER, end INTEGER, deviceId INTEGER, correlationId INTEGER, demangledName INTEGER, gridX INTEGER, "
-        "gridY INTEGER, gridZ INTEGER, blockX INTEGER, blockY INTEGER, blockZ INTEGER"
-    )
-    file = export(
-        KERNEL=(schema, [(1000, 1100, 0, 1, 11, 1, 1, 1, 32, 1, 1)]),
-        RUNTIME=(RUNTIME, [call(990, 1)]),
-        NVTX_EVENTS=("start INTEGER, end INTEGER, text TEXT, globalTid INTEGER", [(980, 999, "plain", TID)]),
-    )
-    assert nsys.read(file, "plain")["devices"][0]["span_ns"] == 110
 
 
 def test_without_api_rows_launches_are_unknown(export: Callable[..., Path]) -> None:

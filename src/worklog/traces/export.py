@@ -1,13 +1,11 @@
-"""The tables of an SQLite export of nsys, as the schema's.
+"""The tables of an export of nsys, as the schema's.
 
 nsys creates a table only when it has a row for it, and columns came and went with its versions: nothing is assumed
-but `start` and `end`. Meaning of tables and columns: https://docs.nvidia.com/nsight-systems (exporter, SQLite schema).
+but `start` and `end`. Meaning of tables and columns: https://docs.nvidia.com/nsight-systems (exporter, schema).
 """
 
 from __future__ import annotations
 
-import sqlite3
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ import pandas as pd
 
 from worklog.traces import schema
 from worklog.traces.activity import GEOMETRY
+from worklog.traces.source import ExportError, Source
 
 WORK = {
     "kernel": "CUPTI_ACTIVITY_KIND_KERNEL",
@@ -23,9 +22,13 @@ WORK = {
     "memset": "CUPTI_ACTIVITY_KIND_MEMSET",
     "graph": "CUPTI_ACTIVITY_KIND_GRAPH_TRACE",
 }
+CALLS = ("CUPTI_ACTIVITY_KIND_RUNTIME", ("start", "end", "globalTid", "correlationId", "nameId"))
+RANGES = ("NVTX_EVENTS", ("start", "end", "globalTid", "eventType", "textId"))
 COMMON = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 OWN = {"kernel": ("demangledName",), "copy": ("copyKind", "srcKind", "dstKind", "bytes"), "memset": ("bytes",)}
 GEOMETRY_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
+WIDE = {"start", "end", "correlationId", "globalPid", "globalTid", "bytes"}
+"""What 32 bits do not hold."""
 COPIES = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 NAMES = {"memset": "memset", "graph": "CUDA graph"}
 PAGEABLE = 0
@@ -36,178 +39,197 @@ START_END = 60
 """eventType of an NVTX range that another thread may close."""
 LIMIT_NS = 1 << 61
 """Differences of times must fit in 64 bits."""
-ROWS = 1 << 19
-"""Fetched at once; SQLite's longest text is 1e9 bytes."""
+SCHEMA = "3."
+"""Versions that are read here; NVIDIA raises the first number for changes that break most queries."""
+SPARED = {"globalPid", "textId", "eventType"}
+"""Columns for want of which older exports lose nothing, unless they are of several processes."""
 
 
-def columns(database: sqlite3.Connection, name: str) -> set[str]:
-    """Of one table; empty: there is no such table."""
-    return {row[1] for row in database.execute(f'PRAGMA table_info("{name}")')}
-
-
-def table(database: sqlite3.Connection, name: str, wanted: Sequence[str]) -> dict[str, Any]:
+def table(source: Source, name: str, wanted: Sequence[str]) -> dict[str, Any]:
     """Integer columns; -1 stands for NULL and for a column that this version of nsys does not write."""
-    have = columns(database, name)
+    have = source.columns(name)
     if not have:
         return {column: np.zeros(0, np.int64) for column in wanted}
     if not {"start", "end"} <= have:
-        raise sqlite3.DatabaseError(f"table {name} has no start and end")
-    size, first, last = database.execute(f'SELECT COUNT(*), MIN(rowid), MAX(rowid) FROM "{name}"').fetchone()
-    known = [column for column in wanted if column in have]
-    lists = ", ".join(f'GROUP_CONCAT(COALESCE("{column}", -1))' for column in known)
-    query = f'SELECT {lists} FROM "{name}" WHERE rowid BETWEEN ? AND ?'
-    step = ROWS * max(1, (last - first + 1) // size) if size else ROWS
-    found = {column: np.full(size, -1) for column in wanted}
-    filled = 0
-    for at in range(first, last + 1, step) if size else ():
-        lists_of = [_numbers(text) for text in database.execute(query, (at, at + step - 1)).fetchone()]
-        count = len(lists_of[0])
-        if any(len(numbers) != count for numbers in lists_of) or filled + count > size:
+        raise ExportError(f"table {name} has no start and end")
+    size, filled = source.count(name), 0
+    found = {column: np.empty(size, np.int64 if column in WIDE else np.int32) for column in wanted}
+    for chunk in source.chunks(name, [column for column in wanted if column in have]):
+        rows = slice(filled, filled := filled + len(chunk["start"]))
+        if filled > size:
             break
-        for column, numbers in zip(known, lists_of, strict=True):
-            found[column][filled : filled + count] = numbers
-        filled += count
+        for column, values in chunk.items():
+            found[column][rows] = values if column in WIDE else schema.small(values)
     if filled != size:
-        raise sqlite3.DatabaseError(f"table {name} holds something else than integers")
+        raise ExportError(f"table {name} holds {filled} rows, and says {size}")
+    for column in set(wanted) - have:
+        found[column].fill(-1)
     if size and not all(-LIMIT_NS <= found[t].min() <= found[t].max() <= LIMIT_NS for t in ("start", "end")):
-        raise sqlite3.DatabaseError(f"table {name} holds a time beyond {LIMIT_NS} ns")
+        raise ExportError(f"table {name} holds a time beyond {LIMIT_NS} ns")
     return found
 
 
-def _numbers(text: str | None) -> Any:
-    """Integers between commas. As text they cross from SQLite to NumPy more than twice as fast as cell by cell."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DeprecationWarning)  # what NumPy says where the text is no number
-        try:
-            return np.fromstring(text or "", dtype=np.int64, sep=",")
-        except (DeprecationWarning, ValueError):
-            return np.zeros(0, np.int64)
+class Export:
+    """The tables of one export; what they share are strings by their ids, and small numbers for threads, processes."""
 
+    def __init__(self, source: Source) -> None:
+        if not source.columns("StringIds") >= {"id", "value"}:
+            raise ExportError("it has no table StringIds")
+        self.source = source
+        self.strings = {at: str(text) for at, text in source.texts("StringIds", ("id", "value")) if text is not None}
+        self.threads, self.processes = _Numbers(), _Numbers()
 
-def calls(database: sqlite3.Connection, names: dict[int, str]) -> pd.DataFrame:
-    """API calls in the order of their starts, one for a correlation id (the outermost)."""
-    rows = table(database, "CUPTI_ACTIVITY_KIND_RUNTIME", ("start", "end", "globalTid", "correlationId", "nameId"))
-    called = named(rows["nameId"], names, "unnamed call")
-    kinds, graphs = schema.call_kinds(called)
-    return schema.outermost(
-        schema.frame(
-            schema.CALL,
-            start_ns=rows["start"],
-            end_ns=rows["end"],
-            thread=rows["globalTid"],
-            process=rows["globalTid"] & PROCESS,
-            name=called,
-            correlation=rows["correlationId"],
-            kind=kinds,
-            graph=graphs,
-        )
-    )
-
-
-def work(
-    database: sqlite3.Connection, names: dict[int, str], calls: pd.DataFrame, geometry: bool = False
-) -> pd.DataFrame:
-    """Everything that ran on a device; with `geometry` the columns activity.GEOMETRY too."""
-    parts: list[dict[str, Any]] = []
-    for kind, source in WORK.items():
-        extra = OWN.get(kind, ()) + (GEOMETRY_COLUMNS if geometry and kind == "kernel" else ())
-        rows = table(database, source, (*COMMON, *extra))
-        if len(rows["start"]) or not parts:
-            parts.append(_activities(kind, rows, names, geometry))
-    names_of = pd.api.types.union_categoricals([part.pop("name") for part in parts])
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    process = columns["process"]
-    processes = calls["process"].unique()
-    if len(processes) == 1:  # exports before globalPid came
-        process[process == -1] = processes[0]
-    work = schema.frame(
-        schema.ACTIVITY, name=names_of, call=schema.join(process, columns["correlation"], calls), **columns
-    )
-    return work.assign(**{name: columns[name] for name in GEOMETRY}) if geometry else work
-
-
-def _activities(kind: str, rows: dict[str, Any], names: dict[int, str], geometry: bool) -> dict[str, Any]:
-    """Columns of the schema, and those of activity.GEOMETRY."""
-    size = len(rows["start"])
-    if kind == "kernel":
-        called = named(rows["demangledName"], names, "unnamed kernel")
-        kinds = schema.kernel_kinds(called)
-    else:
-        kinds = np.full(size, {"copy": schema.COPY, "memset": schema.MEMSET, "graph": schema.GRAPH}[kind], np.int8)
-        called = schema.categories(np.zeros(size, np.int64), [NAMES.get(kind, "")])
-    pageable = np.full(size, -1, np.int8)
-    if kind == "copy":
-        called = named(rows["copyKind"], {at: f"memcpy {way}" for at, way in COPIES.items()}, "memcpy")
-        ends = np.stack((rows["srcKind"], rows["dstKind"]))
-        pageable = np.where((ends < 0).any(axis=0), -1, (ends == PAGEABLE).any(axis=0)).astype(np.int8)
-    columns = {
-        "start_ns": rows["start"],
-        "end_ns": rows["end"],
-        "device": rows["deviceId"],
-        "stream": rows["streamId"],
-        "kind": kinds,
-        "name": called,
-        "correlation": rows["correlationId"],
-        "process": rows["globalPid"],
-        "pageable": pageable,
-        "bytes": rows.get("bytes", np.full(size, -1)),
-    }
-    if geometry:
-        own = zip(GEOMETRY, GEOMETRY_COLUMNS, strict=True)
-        columns |= {mine: rows.get(theirs, np.full(size, -1)) for mine, theirs in own}
-    return columns
-
-
-def named(ids: Any, names: dict[int, str], unknown: str) -> pd.Categorical:
-    """Names of these ids."""
-    codes, used = pd.factorize(ids)
-    return schema.categories(codes, [names.get(int(one), unknown) for one in used])
-
-
-def ranges(database: sqlite3.Connection) -> pd.DataFrame:
-    """Every closed NVTX range as a frame: push/pop ones nest on their thread, start/end ones in nothing."""
-    have = columns(database, "NVTX_EVENTS")
-    found: list[tuple[Any, ...]] = []
-    if have:
-        text = "n.text" if "textId" not in have else "COALESCE(n.text, s.value)"
-        join = "" if "textId" not in have else "LEFT JOIN StringIds s ON s.id = n.textId"
-        kind = "n.eventType" if "eventType" in have else "NULL"
-        found = list(
-            database.execute(
-                f'SELECT {text}, n.start, n."end", CAST(COALESCE(n.globalTid, -1) AS INTEGER), {kind} '
-                f'FROM NVTX_EVENTS n {join} WHERE n."end" IS NOT NULL'
+    def calls(self) -> pd.DataFrame:
+        """API calls in the order of their starts, one for a correlation id (the outermost)."""
+        rows = table(self.source, *CALLS)
+        called = self._named(rows.pop("nameId"), "unnamed call")
+        kinds, graphs = schema.call_kinds(called)
+        thread, process = self._who(rows.pop("globalTid"))
+        return schema.outermost(
+            schema.frame(
+                schema.CALL,
+                start_ns=rows["start"],
+                end_ns=rows["end"],
+                thread=thread,
+                process=process,
+                name=called,
+                correlation=rows["correlationId"],
+                kind=kinds,
+                graph=graphs,
             )
         )
-    if not all(isinstance(at, int) and abs(at) <= LIMIT_NS for row in found for at in row[1:3]):
-        raise sqlite3.DatabaseError("table NVTX_EVENTS holds something else than times")
-    thread = np.asarray([row[3] for row in found], dtype=np.int64)
-    codes, names = pd.factorize(np.asarray([str(row[0]) for row in found], dtype=object))
-    return schema.frame(
-        schema.FRAME,
-        name=schema.categories(codes, list(names)),
-        start_ns=[row[1] for row in found],
-        end_ns=[row[2] for row in found],
-        thread=thread,
-        process=thread & PROCESS,
-        kind=[schema.SPAN if row[4] == START_END else schema.ANNOTATION for row in found],
-    )
+
+    def work(self, calls: pd.DataFrame, geometry: bool = False) -> pd.DataFrame:
+        """Everything that ran on a device; with `geometry` the columns activity.GEOMETRY too."""
+        parts: list[dict[str, Any]] = []
+        for kind, source in WORK.items():
+            extra = OWN.get(kind, ()) + (GEOMETRY_COLUMNS if geometry and kind == "kernel" else ())
+            rows = table(self.source, source, (*COMMON, *extra))
+            if len(rows["start"]) or not parts:
+                parts.append(self._activities(kind, rows, geometry))
+        names = pd.api.types.union_categoricals([part.pop("name") for part in parts])
+        columns = {name: _joined([part.pop(name) for part in parts]) for name in list(parts[0])}
+        process, processes = columns["process"], calls["process"].unique()
+        if len(processes) == 1:  # exports before globalPid came
+            process[process == -1] = processes[0]
+        shape = {name: columns.pop(name) for name in GEOMETRY} if geometry else {}
+        call = schema.join(process, columns["correlation"], calls)
+        return schema.frame(schema.ACTIVITY, name=names, call=call, **columns).assign(**shape)
+
+    def _activities(self, kind: str, rows: dict[str, Any], geometry: bool) -> dict[str, Any]:
+        """Columns of the schema, and those of activity.GEOMETRY; takes them out of `rows`."""
+        size = len(rows["start"])
+        if kind == "kernel":
+            called = self._named(rows.pop("demangledName"), "unnamed kernel")
+            kinds = schema.kernel_kinds(called)
+        else:
+            kinds = np.full(size, {"copy": schema.COPY, "memset": schema.MEMSET, "graph": schema.GRAPH}[kind], np.int8)
+            called = schema.categories(np.zeros(size, np.int64), [NAMES.get(kind, "")])
+        pageable = np.full(size, -1, np.int8)
+        if kind == "copy":
+            called = _called(rows["copyKind"], {at: f"memcpy {way}" for at, way in COPIES.items()}, "memcpy")
+            ends = np.stack((rows["srcKind"], rows["dstKind"]))
+            pageable = np.where((ends < 0).any(axis=0), -1, (ends == PAGEABLE).any(axis=0)).astype(np.int8)
+        columns = {
+            "start_ns": rows["start"],
+            "end_ns": rows["end"],
+            "device": rows["deviceId"],
+            "stream": rows["streamId"],
+            "kind": kinds,
+            "name": called,
+            "correlation": rows["correlationId"],
+            "process": self.processes.of(rows.pop("globalPid")),
+            "pageable": pageable,
+            "bytes": rows.get("bytes", np.full(size, -1)),
+        }
+        if geometry:
+            own = zip(GEOMETRY, GEOMETRY_COLUMNS, strict=True)
+            columns |= {mine: rows.get(theirs, np.full(size, -1)) for mine, theirs in own}
+        return columns
+
+    def ranges(self) -> pd.DataFrame:
+        """Every closed NVTX range as a frame: push/pop ones nest on their thread, start/end ones in nothing."""
+        rows = table(self.source, *RANGES)
+        closed = rows["end"] != -1
+        names = self._named(rows["textId"], "unnamed range")
+        if "text" in self.source.columns(RANGES[0]):
+            own = np.asarray([text for (text,) in self.source.texts(RANGES[0], ("text",))], dtype=object)
+            said = np.flatnonzero(~pd.isna(own))
+            if len(said):
+                every = names.astype(object)
+                every[said] = [str(text) for text in own[said]]
+                names = pd.Categorical(every)
+        thread, process = self._who(rows["globalTid"])
+        return schema.frame(
+            schema.FRAME,
+            name=names[closed],
+            start_ns=rows["start"][closed],
+            end_ns=rows["end"][closed],
+            thread=thread[closed],
+            process=process[closed],
+            kind=np.where(rows["eventType"][closed] == START_END, schema.SPAN, schema.ANNOTATION),
+        )
+
+    def meta(self, of: str, name: str) -> str | None:
+        """The value whose name ends so, in a META_DATA table; some versions put `PROCESS_0:` before the name."""
+        if not self.source.columns(of) >= {"name", "value"}:
+            return None
+        rows = self.source.texts(of, ("name", "value"))
+        return next((str(value) for own, value in rows if str(own).endswith(name) and value is not None), None)
+
+    def graph_mode(self, work: pd.DataFrame) -> str | None:
+        """As the capture was asked to do, or, where the export does not say so, as its rows show."""
+        if said := self.meta("META_DATA_CAPTURE", "CUDA_GRAPH_TRACE_OPTIONS:MODE"):
+            return said.lower()
+        if (work["kind"] == schema.GRAPH).any():
+            return "graph"
+        if "graphNodeId" not in self.source.columns(WORK["kernel"]):
+            return None
+        nodes = self.source.chunks(WORK["kernel"], ("graphNodeId",))
+        return "node" if any((chunk["graphNodeId"] > 0).any() for chunk in nodes) else None
+
+    def notes(self) -> list[str]:
+        """What this export does not tell, or may tell otherwise than is read here."""
+        version = self.meta("META_DATA_EXPORT", "EXPORT_SCHEMA_VERSION")
+        said = []
+        if version is None:
+            said.append("the export does not say which version its schema has")
+        elif not version.startswith(SCHEMA):
+            said.append(
+                f"the export's schema has version {version}, and what is read here is {SCHEMA}x: check the numbers"
+            )
+        for name, wanted in (CALLS, RANGES, *((WORK[kind], (*COMMON, *own)) for kind, own in OWN.items())):
+            have = self.source.columns(name)
+            several = len(self.processes.known) > 2
+            absent = [one for one in wanted if have and one not in have and (several or one not in SPARED)]
+            if absent:
+                said.append(f"the export's table {name} has no {', '.join(absent)}")
+        return said
+
+    def _named(self, ids: Any, unknown: str) -> pd.Categorical:
+        return _called(ids, self.strings, unknown)
+
+    def _who(self, thread: Any) -> tuple[Any, Any]:
+        """Numbers of threads and of their processes."""
+        return self.threads.of(thread), self.processes.of(np.where(thread == -1, -1, thread & PROCESS))
 
 
-def meta(database: sqlite3.Connection, of: str, name: str) -> str | None:
-    """The value whose name ends so, in a META_DATA table; some versions put `PROCESS_0:` before the name."""
-    if not columns(database, of):
-        return None
-    row = database.execute(f"SELECT value FROM {of} WHERE name LIKE ?", (f"%{name}",)).fetchone()
-    return None if row is None or row[0] is None else str(row[0])
+class _Numbers:
+    """Small numbers for ids in the order in which they come; -1 stays."""
+
+    def __init__(self) -> None:
+        self.known = {-1: -1}
+
+    def of(self, ids: Any) -> Any:
+        codes, found = pd.factorize(ids)
+        numbers = [self.known.setdefault(one, len(self.known) - 1) for one in found.tolist()]
+        return np.asarray(numbers, dtype=np.int32)[codes]
 
 
-def graph_mode(database: sqlite3.Connection, work: pd.DataFrame) -> str | None:
-    """As the capture was asked to do, or, where the export does not say so, as its rows show."""
-    if said := meta(database, "META_DATA_CAPTURE", "CUDA_GRAPH_TRACE_OPTIONS:MODE"):
-        return said.lower()
-    if (work["kind"] == schema.GRAPH).any():
-        return "graph"
-    source = WORK["kernel"]
-    if "graphNodeId" not in columns(database, source):
-        return None
-    return "node" if database.execute(f"SELECT 1 FROM {source} WHERE graphNodeId > 0 LIMIT 1").fetchone() else None
+def _called(ids: Any, names: dict[int, str], unknown: str) -> pd.Categorical:
+    codes, used = pd.factorize(ids)
+    return schema.categories(codes, [names.get(one, unknown) for one in used.tolist()])
+
+
+def _joined(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import zlib
 from pathlib import Path
 from typing import Literal
@@ -35,9 +36,9 @@ def content(file: Path) -> bytes:
 def kind(file: Path) -> Kind:
     """Raises ProblemError, which says what to do, for a file that no reader takes."""
     if file.is_dir():
-        raise ProblemError(
-            f"{file}: is a folder; export the report as one file: `nsys export --type sqlite REPORT.nsys-rep`."
-        )
+        if (file / "StringIds.parquet").is_file():
+            return "nsys"
+        raise ProblemError(f"{file}: is a folder without the tables that `nsys export --type parquetdir` leaves.")
     try:
         with file.open("rb") as stream:
             head = stream.read(HEAD)
@@ -48,9 +49,7 @@ def kind(file: Path) -> Kind:
         raise ProblemError(f"{file}: the gzip file is cut off or damaged ({error}).") from error
     except OSError as error:
         raise ProblemError(f"{file}: cannot be read ({error.strerror or error}).") from error
-    if file.name.endswith(".nsys-rep"):
-        raise ProblemError(f"{file}: export it first: `nsys export --type sqlite {file.name}`.")
-    if head.startswith(b"SQLite format 3\0"):
+    if file.name.endswith(".nsys-rep") or head.startswith(b"SQLite format 3\0"):
         return "nsys"
     if file.name.removesuffix(".gz").endswith(".ncu-rep"):
         return "ncu"
@@ -65,9 +64,18 @@ def kind(file: Path) -> Kind:
         )
     what = "gzip file" if packed else "file"
     raise ProblemError(
-        f"{file}: is no trace; this {what} holds neither an nsys SQLite export, torch.profiler's JSON, an ncu report "
-        "nor a memory snapshot."
+        f"{file}: is no trace; this {what} holds neither a report or export of nsys, torch.profiler's JSON, an ncu "
+        "report nor a memory snapshot."
     )
+
+
+def sha256(file: Path) -> str:
+    """Of a folder, that of its files' sums and names, in the order of their names."""
+    if file.is_dir():
+        sums = "".join(f"{sha256(one)}  {one.name}\n" for one in sorted(file.iterdir()) if one.is_file())
+        return hashlib.sha256(sums.encode()).hexdigest()
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _marked(text: bytes) -> Kind | None:

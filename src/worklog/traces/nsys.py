@@ -1,20 +1,30 @@
-"""Nsight Systems' SQLite export: how busy each GPU was, and its kernels."""
+"""Nsight Systems' reports and exports: how busy each GPU was, and its kernels."""
 
 from __future__ import annotations
 
 import sqlite3
+import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from worklog.capture import nsys as capture
+from worklog.capture.tool import CaptureError, Session
+from worklog.nsight import find_nsys
 from worklog.problem import ProblemError
-from worklog.traces import export, schema
+from worklog.traces import schema
 from worklog.traces.activity import kernel_table
+from worklog.traces.export import Export
 from worklog.traces.intervals import Intervals, union_ns
 from worklog.traces.schema import Trace
+from worklog.traces.source import ExportError, Parquet, Sqlite
+
+REPORT = ".nsys-rep"
+EXPORT_S = 3600
+"""Time limit of nsys export; it takes minutes for gigabytes."""
 
 
 def tables(file: Path, geometry: bool = False) -> Trace:
@@ -22,8 +32,8 @@ def tables(file: Path, geometry: bool = False) -> Trace:
 
     Raises ProblemError if it is no export of nsys.
     """
-    with _open(file) as database:
-        return _tables(database, file, geometry)
+    with _open(file) as export:
+        return _tables(export, file, geometry)
 
 
 def read(file: Path, range_name: str | None = None) -> dict[str, Any]:
@@ -37,15 +47,15 @@ def read(file: Path, range_name: str | None = None) -> dict[str, Any]:
     activity.kernel_table), note (None, or what this export cannot tell; the numbers concerned are None).
     Raises ProblemError if it is no export of nsys, has no such range, or the range launched nothing.
     """
-    with _open(file) as database:
-        trace = _tables(database, file, geometry=True)
+    with _open(file) as export:
+        trace = _tables(export, file, geometry=True)
         chosen = trace.select(range_name)
         work, lost = trace.activities[chosen.launched], trace.calls[trace.lost & chosen.called]
         calls = trace.calls[chosen.called]
         return {
             "nsys_version": trace.tool_version,
-            "schema_version": export.meta(database, "META_DATA_EXPORT", "EXPORT_SCHEMA_VERSION"),
-            "graph_trace_mode": export.graph_mode(database, work),
+            "schema_version": export.meta("META_DATA_EXPORT", "EXPORT_SCHEMA_VERSION"),
+            "graph_trace_mode": export.graph_mode(work),
             "devices": [
                 _device(
                     device, window, work[work["device"] == device], trace.activities, calls, bool(lost["graph"].any())
@@ -58,28 +68,54 @@ def read(file: Path, range_name: str | None = None) -> dict[str, Any]:
 
 
 @contextmanager
-def _open(file: Path) -> Iterator[sqlite3.Connection]:
-    if not file.is_file():
+def _open(file: Path) -> Iterator[Export]:
+    if not file.exists():
         raise ProblemError(f"{file}: no such file.")
     try:
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
-            if not export.columns(database, "StringIds"):
-                raise ProblemError(f"{file}: is no SQLite export of nsys (it has no table StringIds).")
-            yield database
-    except sqlite3.DatabaseError as error:
-        raise ProblemError(f"{file}: is no SQLite export of nsys ({error}).") from error
+        if file.is_dir():
+            yield Export(Parquet(file))
+            return
+        with exported(file) if file.suffix == REPORT else nullcontext(file) as database:
+            where = f"{database.absolute().as_uri()}?mode=ro&immutable=1"
+            with closing(sqlite3.connect(where, uri=True)) as connection:
+                yield Export(Sqlite(connection))
+    except (ExportError, sqlite3.DatabaseError) as error:
+        what = Parquet.name if file.is_dir() else Sqlite.name
+        raise ProblemError(f"{file}: is no {what} of nsys ({error}).") from error
 
 
-def _tables(database: sqlite3.Connection, file: Path, geometry: bool = False) -> Trace:
-    names = {at: str(text) for at, text in database.execute("SELECT id, value FROM StringIds") if text is not None}
-    calls = export.calls(database, names)
+@contextmanager
+def exported(report: Path) -> Iterator[Path]:
+    """The SQLite export of a .nsys-rep while the context lasts, without the variables of what was profiled.
+
+    Raises ProblemError if nsys is not here, or cannot read the report.
+    """
+    nsys = find_nsys().path
+    if nsys is None:
+        raise ProblemError(
+            f"{report}: only nsys reads this, and it is not here; export where it is: "
+            f"`nsys export --type sqlite {report.name}`."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "report.sqlite"
+        session = Session(cwd=Path(folder), timeout_s=EXPORT_S, log=Path(folder) / "log")
+        try:
+            capture.run(capture.export_argv(str(report.absolute()), str(made), tool=str(nsys)), made, session)
+        except CaptureError as error:
+            raise ProblemError(f"{report}: {error}") from error
+        yield made
+
+
+def _tables(export: Export, file: Path, geometry: bool = False) -> Trace:
+    calls = export.calls()
     return Trace(
         file=file,
         tool="nsys",
-        tool_version=export.meta(database, "META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION"),
-        activities=export.work(database, names, calls, geometry),
+        tool_version=export.meta("META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION"),
+        activities=export.work(calls, geometry),
         calls=calls,
-        frames=export.ranges(database),
+        frames=export.ranges(),
+        notes=tuple(export.notes()),
     )
 
 

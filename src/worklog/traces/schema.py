@@ -25,12 +25,12 @@ LAUNCH, SYNC, COPYING, OTHER = range(4)
 ACTIVITY = {
     "start_ns": "int64",
     "end_ns": "int64",
-    "device": "int64",
-    "stream": "int64",
+    "device": "int32",
+    "stream": "int32",
     "kind": "int8",
     "name": "category",
     "correlation": "int64",
-    "process": "int64",
+    "process": "int32",
     "call": "int64",
     "pageable": "int8",
     "bytes": "int64",
@@ -40,8 +40,8 @@ copies and memsets."""
 CALL = {
     "start_ns": "int64",
     "end_ns": "int64",
-    "thread": "int64",
-    "process": "int64",
+    "thread": "int32",
+    "process": "int32",
     "name": "category",
     "correlation": "int64",
     "kind": "int8",
@@ -54,8 +54,8 @@ a range that begins and ends anywhere (nvtx start/end) and so nests in nothing."
 FRAME = {
     "start_ns": "int64",
     "end_ns": "int64",
-    "thread": "int64",
-    "process": "int64",
+    "thread": "int32",
+    "process": "int32",
     "kind": "int8",
     "name": "category",
     "sequence": "int64",
@@ -113,6 +113,8 @@ class Trace:
     """Of a distributed run, where the trace says it."""
     collectives: pd.DataFrame = field(default_factory=lambda: frame(COLLECTIVE, group=NO_NAMES, name=NO_NAMES))
     """Of the communication kernels that the trace tells more of; nsys tells nothing."""
+    notes: tuple[str, ...] = ()
+    """What the file does not tell, or may tell otherwise than it was read: sentences without their full stop."""
 
     @cached_property
     def ranges(self) -> pd.DataFrame:
@@ -191,12 +193,24 @@ def frame(columns: dict[str, str], **values: Any) -> pd.DataFrame:
     """A table of this schema; what is not given is -1. Nothing is copied that has the type already."""
     length = max((len(value) for value in values.values()), default=0)
     series = {
-        name: values[name]
-        if dtype == "category"
-        else np.asarray(values[name] if name in values else np.full(length, -1), dtype=dtype)
+        name: values[name] if dtype == "category" else _typed(values.get(name), dtype, length)
         for name, dtype in columns.items()
     }
     return pd.DataFrame(series, copy=False)
+
+
+def _typed(values: Any, dtype: str, length: int) -> Any:
+    if values is None:
+        return np.full(length, -1, dtype)
+    found = np.asarray(values)
+    return small(found.astype(np.int64)) if dtype == "int32" != found.dtype else found.astype(dtype, copy=False)
+
+
+def small(numbers: Any) -> Any:
+    """With 32 bits; -1 for what they do not hold."""
+    if len(numbers) and not -(1 << 31) <= numbers.min() <= numbers.max() < 1 << 31:
+        numbers = np.where(np.abs(numbers) < 1 << 31, numbers, -1)
+    return numbers.astype(np.int32)
 
 
 def categories(codes: Any, names: Sequence[str]) -> pd.Categorical:
@@ -240,11 +254,12 @@ def join(process: Any, correlation: Any, calls: pd.DataFrame) -> Any:
     """For each activity the row of the call of its process with its correlation id, -1: there is none."""
     if not (size := len(calls)):
         return np.full(len(correlation), -1, np.int64)
-    both = _keys(
-        np.concatenate((calls["process"].to_numpy(), process)),
-        np.concatenate((calls["correlation"].to_numpy(), correlation)),
-    )
-    keys, wanted = both[:size], both[size:]
+    owners, asked = calls["process"].to_numpy(), calls["correlation"].to_numpy()
+    if (owners == owners[0]).all() and (process == owners[0]).all():
+        keys, wanted = asked, correlation
+    else:
+        both = _keys(np.concatenate((owners, process)), np.concatenate((asked, correlation)))
+        keys, wanted = both[:size], both[size:]
     order = None if _rising(keys) else np.argsort(keys, kind="stable")
     at = np.minimum(np.searchsorted(keys, wanted, sorter=order), size - 1)
     rows = at if order is None else order[at]
