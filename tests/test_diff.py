@@ -194,13 +194,6 @@ def test_graphs_in_one_piece_against_nodes(tmp_path: Path) -> None:
     assert gpus(files[0]) == {}
 
 
-@pytest.mark.parametrize("devices", ['[{"id": 0, "na', '{"id": 0}', '[{"id": "0", "name": "x"}, {"id": 1}, 7]'])
-def test_a_head_that_tells_no_gpu(tmp_path: Path, devices: str) -> None:
-    file = tmp_path / "a.json"
-    file.write_text(f'{{"traceEvents": [], "deviceProperties": {devices}')
-    assert gpus(file) == {}
-
-
 def test_kernels_of_two_tools_go_by_the_words_of_their_names(tmp_path: Path) -> None:
     """As nsys and Kineto spell them: template arguments, an anonymous namespace, the parameters."""
     spelled = {
