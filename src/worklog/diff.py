@@ -103,7 +103,7 @@ def _difference(before: _Side, after: _Side, one: int, two: int, apart: bool) ->
 def _both(before: _Side, after: _Side) -> str:
     """What could be given with --range."""
     one, two = ({str(name) for name in side.trace.ranges["name"].unique()} for side in (before, after))
-    common = sorted(one & two)[:RANGES]
+    common = sorted(name for name in one & two if "::" not in name)[:RANGES]  # operators, as emit_nvtx names them
     return f" of both with --range: {', '.join(common)}" if common else " of one with --range (and --range-after)"
 
 
