@@ -147,7 +147,7 @@ def _by_module(terms: Sequence[dict[str, Any]]) -> str:
         return ""
     rest = sum(spent.values()) - sum(spent[name] for name in known[:MODULES])
     told = [f"{clean(name)} {exact(spent[name], sign=True)} us" for name in known[:MODULES]]
-    return "Kernels by module: " + ", ".join([*told, *[f"others and none {exact(rest, sign=True)} us"] * bool(rest)])
+    return "Kernels by module: " + ", ".join([*told, *[f"the rest {exact(rest, sign=True)} us"] * bool(rest)])
 
 
 def _waterfall(device: dict[str, Any], width: int) -> Table:
