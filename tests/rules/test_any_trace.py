@@ -47,7 +47,7 @@ def programs(draw: st.DrawFn) -> Program:
     return program
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(programs())
 def test_shares_and_bounds_are_fractions_and_every_rule_is_heard_once(program: Program) -> None:
     with tempfile.TemporaryDirectory() as folder:

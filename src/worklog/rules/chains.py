@@ -9,7 +9,7 @@ import numpy as np
 
 from worklog.rules import MATERIAL, Abstained, Case, Finding
 from worklog.rules.captures import traffic
-from worklog.rules.evidence import blind, idle_before, launched_inside, names, places, running
+from worklog.rules.evidence import blind, idle_before, launched_inside, names, places, running, spared
 from worklog.rules.kernel_names import by_inductor, converts, dequantises, elementwise, kernels, matmul
 from worklog.traces.schema import MEMSET, Trace
 
@@ -26,8 +26,7 @@ def dequantise_then_matmul(case: Case) -> Finding | Abstained | None:
     moves 3 bytes or more for each (float8 to bfloat16), the product reads 2. Converting M*K activations outlasts a
     product of N columns only below some hundred columns (6*M*K bytes against 2*M*N*K operations: N < 3 * operations
     per byte). So a conversion of weights before many rows is not found without a name.
-    The bound is the conversions and the idle time before them; that the product itself could read fewer bytes is not in
-    it.
+    The bound is what goes with the conversions (evidence.spared); that the product could read fewer bytes is not in it.
     """
     if reason := blind(case):
         return Abstained("dequantise_then_matmul", reason)
@@ -41,7 +40,7 @@ def dequantise_then_matmul(case: Case) -> Finding | Abstained | None:
         level="coarse",
         title=f"Operands are converted to another type just before matrix products, for {share:.0%} of the time",
         share=share,
-        gain_upper_bound=case.share(ns + idle_before(case, rows)),
+        gain_upper_bound=case.share(spared(case, rows)),
         evidence={
             "device": case.timeline.device,
             "converting_ns": ns,
@@ -58,8 +57,8 @@ def dequantise_then_matmul(case: Case) -> Finding | Abstained | None:
 def unfused_elementwise(case: Case) -> Finding | Abstained | None:
     """Element-wise kernels of torch's own that follow one another on a stream: one kernel could do a chain's work.
 
-    The share is all of a chain but its longest kernel. The bound is larger: what passes between the kernels of a chain
-    would not go through memory any more, and the idle time before its kernels would go too. Left out: what
+    The share is all of a chain but its longest kernel. The bound (evidence.spared) is larger: what passes between the
+    kernels of a chain would not go through memory any more, so that even the longest would take less. Left out: what
     dequantise_then_matmul counts, and chains of Inductor's kernels alone, which it had its chance to fuse.
     """
     if reason := blind(case):
@@ -85,7 +84,7 @@ def unfused_elementwise(case: Case) -> Finding | Abstained | None:
         level="coarse",
         title=f"Chains of element-wise kernels: with one kernel for each, {share:.0%} of the time would be spared",
         share=share,
-        gain_upper_bound=case.share(ns + idle_before(case, rows)),
+        gain_upper_bound=case.share(spared(case, rows)),
         evidence={
             "device": case.timeline.device,
             "chains": len(starts),

@@ -11,7 +11,7 @@ from worklog.analysis.context import place
 from worklog.rules import Case
 from worklog.rules.captures import NODES
 from worklog.traces.intervals import Intervals
-from worklog.traces.schema import GRAPH, Trace
+from worklog.traces.schema import GRAPH, OTHER, Trace
 
 PLACES = 3
 MANY = 100_000
@@ -38,12 +38,39 @@ def blind(case: Case) -> str | None:
     return f"CUDA graphs were replayed {count} times without rows for their kernels; capture with `{NODES}`"
 
 
+def spared(case: Case, rows: Any) -> int:
+    """ns that the window loses at most without these activities, if nothing takes their place.
+
+    What ends a window last is a chain of device work, gaps and host work. Without the activities it loses their time
+    and the idle time before them, and the host's work for them, which may have made later work late; but no more idle
+    time than there is.
+    """
+    idle = case.timeline.span_ns - case.timeline.busy_ns
+    return running(case, rows) + min(idle, idle_before(case, rows) + asking(case, rows))
+
+
 def idle_before(case: Case, rows: Any) -> int:
     """ns for which the device idled until one of these activities began."""
     gaps, mask = case.timeline.gaps, np.zeros(len(case.trace.activities) + 1, bool)
     mask[rows] = True
     ended = mask[gaps["next"].to_numpy()]  # a gap that nothing ended has -1
     return int(gaps["end_ns"].to_numpy()[ended].sum() - gaps["start_ns"].to_numpy()[ended].sum())
+
+
+def asking(case: Case, rows: Any) -> int:
+    """ns of the host between the last call that launched, copied or waited, and the end of the call for an activity."""
+    calls = case.trace.calls
+    start, end, thread = (calls[name].to_numpy() for name in ("start_ns", "end_ns", "thread"))
+    asked = np.unique(case.trace.activities["call"].to_numpy()[rows])
+    asked = asked[asked >= 0]
+    spent = 0
+    for one in np.unique(thread[asked]):
+        mine = asked[thread[asked] == one]
+        others = np.flatnonzero((thread == one) & (calls["kind"].to_numpy() != OTHER))
+        before = np.searchsorted(others, mine) - 1
+        since = np.where(before >= 0, end[others[before]], start[mine])
+        spent += int(np.maximum(end[mine] - since, 0).sum())
+    return spent
 
 
 def running(case: Case, rows: Any) -> int:
@@ -86,6 +113,6 @@ def sources(case: Case, calls: Any, cost: Any) -> list[str]:
 def names(case: Case, rows: Any, cost: Any) -> list[str]:
     """Full names of the most costly of these activities."""
     known = case.trace.activities["name"].cat
-    spent = np.bincount(known.codes.to_numpy()[rows], cost, len(known.categories))
-    order = np.argsort(-spent, kind="stable")[:PLACES]
-    return [str(known.categories[code]) for code in order if spent[code] > 0]
+    codes, which = np.unique(known.codes.to_numpy()[rows], return_inverse=True)
+    order = np.argsort(-np.bincount(which, cost, len(codes)), kind="stable")[:PLACES]
+    return [str(known.categories[code]) for code in codes[order]]

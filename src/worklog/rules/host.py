@@ -9,7 +9,7 @@ import pandas as pd
 
 from worklog.rules import MATERIAL, Abstained, Case, Finding
 from worklog.rules.captures import OPERATORS, PLAIN, STACKS
-from worklog.rules.evidence import blind, idle_before, places, unjoined
+from worklog.rules.evidence import asking, blind, idle_before, places, unjoined
 from worklog.traces.schema import COMMUNICATION, OPERATOR, PYTHON
 
 CALL_NS = 3500
@@ -26,6 +26,7 @@ FEW = 10
 def host_bound(case: Case) -> Finding | Abstained | None:
     """The device waits because the host has not yet asked for its next work.
 
+    Gain at most: a host that asks in time leaves no time in launches either, so the accounting's host and launch.
     Abstains if what is left without the profiler's own cost (CALL_NS, FRAME_NS) would not be material.
     """
     if reason := blind(case) or unjoined(case):
@@ -46,7 +47,7 @@ def host_bound(case: Case) -> Finding | Abstained | None:
         title=f"The GPU waits for the host for {share:.0%} of the time: "
         + ("most of it once, in one gap" if once else "work is asked for too late"),
         share=share,
-        gain_upper_bound=share,
+        gain_upper_bound=case.share(line.accounting_ns["host"] + line.accounting_ns["launch"]),
         evidence={
             "device": line.device,
             "host_ns": line.accounting_ns["host"],
@@ -65,7 +66,8 @@ def launch_bound(case: Case) -> Finding | Abstained | None:
     """The device waits while kernels are being launched that run shorter than the call that launches them.
 
     This time is within the accounting's `launch`, and within `host` where the call began too late: what it shares with
-    host_bound stands in the evidence. Abstains if CALL_NS for each launch would leave nothing material.
+    host_bound stands in the evidence. Gain at most: the idle time before these kernels and the host's work for them
+    (evidence.asking), up to all idle time. Abstains if CALL_NS for each launch would leave nothing material.
     """
     if reason := blind(case) or unjoined(case):
         return Abstained("launch_bound", reason)
@@ -74,8 +76,8 @@ def launch_bound(case: Case) -> Finding | Abstained | None:
     kernel = (act["kind"].to_numpy() <= COMMUNICATION) & (call >= 0) & (act["device"].to_numpy() == line.device)
     kernel &= case.selection.launched & ~calls["graph"].to_numpy()[call]
     ran = act["end_ns"].to_numpy() - act["start_ns"].to_numpy()
-    asking = (calls["end_ns"].to_numpy() - calls["start_ns"].to_numpy())[call]
-    small = kernel & (ran < asking)
+    call_ns = (calls["end_ns"].to_numpy() - calls["start_ns"].to_numpy())[call]
+    small = kernel & (ran < call_ns)
     before = np.flatnonzero(np.append(small, False)[line.gaps["next"].to_numpy()])  # a gap that nothing ended has -1
     launching = line.gaps["launching"].to_numpy()[before]
     cost = int(launching.sum())
@@ -84,12 +86,13 @@ def launch_bound(case: Case) -> Finding | Abstained | None:
     profiler = int(np.minimum(launching, CALL_NS).sum())
     if cost - profiler < MATERIAL * (line.span_ns - profiler):
         return Abstained("launch_bound", _artefact(case, f"the GPU idles {share:.0%} of the time in launches"))
+    chosen = np.flatnonzero(small)
     return Finding(
         rule="launch_bound",
         level="coarse",
         title=f"The GPU idles {share:.0%} of the time in launches of kernels that run shorter than their launch call",
         share=share,
-        gain_upper_bound=case.share(idle_before(case, np.flatnonzero(small))),
+        gain_upper_bound=case.share(min(line.span_ns - line.busy_ns, idle_before(case, chosen) + asking(case, chosen))),
         evidence={
             "device": line.device,
             "waiting_during_launch_ns": cost,
@@ -98,7 +101,7 @@ def launch_bound(case: Case) -> Finding | Abstained | None:
             "small_kernels": int(small.sum()),
             "kernels_launched_one_by_one": int(kernel.sum()),
             "median_small_kernel_ns": round(float(np.median(ran[small]))),
-            "median_launch_call_ns": round(float(np.median(asking[small]))),
+            "median_launch_call_ns": round(float(np.median(call_ns[small]))),
         },
         where=places(case, line.gaps["next"].to_numpy()[before], launching),
         next=PLAIN if (case.trace.frames["kind"] == OPERATOR).any() else OPERATORS,

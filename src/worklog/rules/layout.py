@@ -7,7 +7,7 @@ import numpy as np
 from worklog.rules import MATERIAL, Abstained, Case, Finding
 from worklog.rules import kernel_names as of
 from worklog.rules.captures import OPERATORS
-from worklog.rules.evidence import blind, idle_before, launched_inside, places, running
+from worklog.rules.evidence import blind, launched_inside, places, running, spared
 
 
 def layout_conversions(case: Case) -> Finding | Abstained | None:
@@ -31,7 +31,7 @@ def layout_conversions(case: Case) -> Finding | Abstained | None:
         level="coarse",
         title=f"Tensors are put into another memory order for {share:.0%} of the time, which computes nothing",
         share=share,
-        gain_upper_bound=case.share(ns + idle_before(case, rows)),
+        gain_upper_bound=case.share(spared(case, rows)),
         evidence={
             "device": case.timeline.device,
             "converting_ns": ns,

@@ -11,7 +11,7 @@ import pandas as pd
 
 from worklog.rules import MATERIAL, Abstained, Case, Finding
 from worklog.rules.captures import COPIES, PLAIN, WAITS
-from worklog.rules.evidence import PLACES, blind, names, sources, unjoined
+from worklog.rules.evidence import PLACES, blind, names, running, sources, unjoined
 from worklog.traces.intervals import Intervals
 from worklog.traces.schema import COMMUNICATION, COPY, COPYING, SYNC
 
@@ -43,7 +43,7 @@ def sync_every_step(case: Case) -> Finding | Abstained | None:
     The cost is the idle time that begins while the host waits and ends with the work launched next. A step is a
     ProfilerStep, else an occurrence of any range that the program named; without either the waits must be regular.
     Gain at most: without the waits host and device work side by side, and a step takes as long as the slower of them;
-    so no more than the device idles, and no more than the host waits.
+    so no more than the device idles, or copies what is waited for, and no more than the host waits.
     """
     if reason := blind(case) or unjoined(case):
         return Abstained("sync_every_step", reason)
@@ -52,8 +52,9 @@ def sync_every_step(case: Case) -> Finding | Abstained | None:
     drains = _drains(case, waiting)
     length = (gaps["end_ns"].to_numpy() - gaps["start_ns"].to_numpy())[drains.gap]
     share = case.share(int(length.sum()))
-    waited = _waited(case, waiting, drains)
-    gain = case.share(min(line.span_ns - line.busy_ns, waited))
+    waited = _within_calls(case, np.flatnonzero(waiting & np.isin(calls["thread"].to_numpy(), _threads(case, drains))))
+    copied = np.flatnonzero(np.append(waiting, False)[case.trace.activities["call"].to_numpy()])
+    gain = case.share(min(line.span_ns - line.busy_ns + running(case, copied), waited))
     if min(share, gain) < MATERIAL:
         return None
     steps = _recurrence(case, calls["start_ns"].to_numpy()[drains.call])
@@ -87,7 +88,11 @@ def sync_every_step(case: Case) -> Finding | Abstained | None:
 
 
 def blocking_copies(case: Case) -> Finding | Abstained | None:
-    """Copies of pageable memory that nothing hides, and idle time in which the host sat in the return of a copy."""
+    """Copies of pageable memory that nothing hides, and idle time in which the host sat in the return of a copy.
+
+    Gain at most: those copies, and what the host spends in their calls, which may have made later work late, up to all
+    idle time.
+    """
     if reason := blind(case) or unjoined(case):
         return Abstained("blocking_copies", reason)
     act, line, gaps = case.trace.activities, case.timeline, case.timeline.gaps
@@ -108,12 +113,13 @@ def blocking_copies(case: Case) -> Finding | Abstained | None:
     ran = np.maximum((act["end_ns"].to_numpy() - act["start_ns"].to_numpy())[rows], 0)
     asked = np.concatenate((act["call"].to_numpy()[rows], drains.call))
     cost = np.concatenate((ran, back))
+    blocked = _within_calls(case, np.unique(asked[asked >= 0]))
     return Finding(
         rule="blocking_copies",
         level="coarse",
         title=f"Blocking copies cost {share:.0%} of the time: the GPU does nothing else meanwhile",
         share=share,
-        gain_upper_bound=share,
+        gain_upper_bound=case.share(exposed + min(line.span_ns - line.busy_ns, blocked)),
         evidence={
             "device": line.device,
             "pageable_copies": len(rows),
@@ -121,6 +127,7 @@ def blocking_copies(case: Case) -> Finding | Abstained | None:
             "pageable_bytes": int(np.maximum(act["bytes"].to_numpy()[rows], 0).sum()),
             "exposed_copy_ns": exposed,
             "idle_in_returns_ns": int(back.sum()),
+            "host_in_their_calls_ns": blocked,
         },
         where=sources(case, asked, cost) + names(case, rows, ran),
         next=COPIES,
@@ -167,13 +174,14 @@ def _drains(case: Case, waiting: Any) -> Drains:
     return Drains(call, late[drained][first])
 
 
-def _waited(case: Case, waiting: Any, drains: Drains) -> int:
-    """ns of the windows in which the threads that drained the device sat in one of these calls."""
-    calls = case.trace.calls
-    threads = np.unique(calls["thread"].to_numpy()[drains.call])
-    own = waiting & np.isin(calls["thread"].to_numpy(), threads)
-    united = Intervals.union(calls["start_ns"].to_numpy()[own], calls["end_ns"].to_numpy()[own])
-    return united.within(case.selection.windows[case.timeline.device])
+def _threads(case: Case, drains: Drains) -> Any:
+    return np.unique(case.trace.calls["thread"].to_numpy()[drains.call])
+
+
+def _within_calls(case: Case, rows: Any) -> int:
+    """ns of the windows in which a thread was in one of these calls."""
+    start, end = (case.trace.calls[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
+    return Intervals.union(start, end).within(case.selection.windows[case.timeline.device])
 
 
 def _recurrence(case: Case, times: Any) -> dict[str, Any] | None:
