@@ -12,7 +12,10 @@ import yaml
 from building import CALLER, COMMIT, REPOSITORY, Buildah, Container, image_name
 
 pytestmark = pytest.mark.images
-BRIEFLY = {"float8_weight_only": ["--variant", "bf16_eager"]}
+BRIEFLY = {
+    "float8_weight_only": ["--variant", "bf16_eager"],
+    "unet_conv_inference": ["--config", "tiny", "--variant", "eager", "--variant", "policy"],
+}
 CLOSURE = """
 import importlib.metadata as m, re
 from packaging.requirements import Requirement
