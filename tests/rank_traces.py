@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,34 @@ class RankTrace:
         self.events.append(
             {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, "ts": at, "dur": end - start, "args": args}
         )
+
+
+def export(ranks: Sequence[RankTrace], file: Path) -> Path:
+    """The same as an export of nsys: one capture of these ranks' processes, each on its own device."""
+    names = {"gemm": 1, "extra": 2, ALL_REDUCE: 3, "cudaLaunchKernel_v7000": 4}
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+        database.executemany("INSERT INTO StringIds VALUES (?, ?)", [(at, name) for name, at in names.items()])
+        times = "start INTEGER, end INTEGER, correlationId INTEGER"
+        database.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME ({times}, globalTid INTEGER, nameId INTEGER)")
+        work = "globalPid INTEGER, deviceId INTEGER, streamId INTEGER, demangledName INTEGER"
+        database.execute(f"CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL ({times}, {work})")
+        for trace in ranks:
+            process = (trace.rank + 1) << 24
+            for event in trace.events:
+                start, length = round(event["ts"] * 1000), round(event["dur"] * 1000)
+                args, device = event["args"], trace.rank if len(ranks) > 1 else 0
+                row = (start, start + length, args.get("correlation"))
+                if event["cat"] == "cuda_runtime":
+                    database.execute(
+                        "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, 4)", (*row, process + 7)
+                    )
+                elif event["cat"] == "kernel":
+                    where = (process, device, args["stream"], names[event["name"]])
+                    database.execute(
+                        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, *where)
+                    )
+    return file
 
 
 def steps(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_traces import steps
+from rank_traces import export, steps
 from typer.testing import CliRunner
 
 from worklog import cli, distributed
@@ -151,6 +151,29 @@ def test_no_name_steers_the_terminal(tmp_path: Path) -> None:
     both = steps([(100, 400)] * 4, names=["\x1b[2Jgemm\n[red]", "x"])
     out = run(*(str(trace.write(tmp_path)) for trace in both))
     assert "\x1b" not in out
+
+
+def test_captures_of_nsys_one_a_rank_or_one_of_all(tmp_path: Path) -> None:
+    """An export tells nothing of a collective but its kernel's name and stream; the answers are the other tool's."""
+    three = steps([(100, 400, 110)] * 8, names=["gemm", "extra", "gemm"], offsets=[0, 123, -77])
+    expected = diagnose([trace.write(tmp_path) for trace in three])
+    exports = [export([trace], tmp_path / f"rank{trace.rank}.sqlite") for trace in three]
+    found = diagnose(exports)
+    assert found["rank_from"] == "name"
+    assert found["alignment"] == expected["alignment"]
+    assert found["collectives"]["ranks"] == expected["collectives"]["ranks"]
+    for mine, other in zip(found["findings"], expected["findings"], strict=True):
+        assert (mine["rule"], mine["title"], mine["share"]) == (other["rule"], other["title"], other["share"])
+        assert mine["evidence"] == other["evidence"]
+    for trace in three:
+        for event in trace.events:
+            event["ts"] -= trace.offset  # processes of one capture share its clock
+    whole = json.loads(run(str(export(three, tmp_path / "all.sqlite")), "--json"))
+    splits = ("waiting_ns", "transfer_ns", "exposed_ns", "arrived_last")
+    for mine, other in zip(whole["collectives"]["ranks"], expected["collectives"]["ranks"], strict=True):
+        assert {key: mine[key] for key in splits} == {key: other[key] for key in splits}
+    (straggler,) = [finding for finding in whole["findings"] if finding["rule"] == "straggler"]
+    assert straggler["evidence"]["late"] == "GPU 1"
 
 
 def test_two_devices_of_one_trace_are_compared_without_a_second_file(tmp_path: Path) -> None:
