@@ -7,7 +7,7 @@ pointwise kernels in the operators that it fused, those of cuDNN and cuBLAS are 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,16 +24,18 @@ _MATMUL = re.compile(
     r"^(?!.*(fprop|dgrad|wgrad|splitKreduce)).*(gemm|gemv|\bnvjet|\bCijk_|\btriton_(tem|mm|bmm))", re.I
 )
 _DEQUANTISE = re.compile(r"dequant(?!_mm)|(fp8|float8|int8|int4|fp4|nf4)\w*_to_(bf16|bfloat16|fp16|float|half)", re.I)
-_FROM_ANY = re.compile(r"^(?=.*direct_copy_kernel_cuda).*(LoadWithCast|gpu_kernel_impl<)|^triton_poi_\w*_to_copy")
-"""Copies that convert whatever type they find, and Inductor's. A copy from float to bfloat16 or half, as of automatic
+_FROM_ANY = re.compile(r"^(?=.*direct_copy_kernel_cuda).*(LoadWithCast|gpu_kernel_impl<)")
+"""Copies that convert whatever type they find. A copy from float to bfloat16 or half, as of automatic
 mixed precision, has a functor of its own (bfloat16_copy_kernel_cuda, converting_copy_kernel_cuda) and is none."""
 _LAYOUT = re.compile(
     r"nchwTo\w*nhwc|nhwcTo\w*nchw|\bconvertTensor_kernel<([\w:]+), *\1,|\btensorTransformGeneric\b"
     r"|\btranspose_copy_tiled_kernel\b",
     re.I,
 )
-_MOVES = {"clone", "permute", "transpose", "view", "_unsafe_view", "contiguous", "t"}
 _POINTWISE = re.compile(r"^triton_poi_fused_(?P<operators>\w+?)_\d+(d\w*)?$")
+_MOVES = ("clone", "permute", "transpose", "view", "_unsafe_view", "contiguous", "t")
+_SCALES = ("mul", "sub", "expand", "unsqueeze", *_MOVES)
+"""What Inductor fuses with a conversion of weights: scale, zero point, and their shapes."""
 
 
 def elementwise(name: str) -> bool:
@@ -55,18 +57,23 @@ def dequantises(name: str) -> bool:
 
 
 def converts(name: str) -> bool:
-    """Copies into another type, from which the name does not say."""
-    return bool(_FROM_ANY.search(name))
+    """Copies into another type, from which the name does not say, and does no more than scale."""
+    fused = _POINTWISE.match(name)
+    if fused is None:
+        return bool(_FROM_ANY.search(name))
+    return "_to_copy" in fused["operators"] and _only(fused["operators"], ("_to_copy", *_SCALES))
 
 
 def layout(name: str) -> bool:
     """Does nothing but put the elements of a tensor into another order."""
-    if (fused := _POINTWISE.match(name)) is None:
-        return bool(_LAYOUT.search(name))
-    left = fused["operators"]
-    for move in sorted(_MOVES, key=len, reverse=True):
-        left = re.sub(rf"(^|_){move}(?=_|$)", "", left)
-    return not left.strip("_")
+    fused = _POINTWISE.match(name)
+    return bool(_LAYOUT.search(name)) if fused is None else _only(fused["operators"], _MOVES)
+
+
+def _only(operators: str, known: Sequence[str]) -> bool:
+    """Whether names joined by underscores, which are in names too, are all among these."""
+    choice = "|".join(sorted(known, key=len, reverse=True))
+    return bool(re.fullmatch(rf"({choice})(_({choice}))*", operators))
 
 
 _known: WeakKeyDictionary[Trace, dict[Callable[[str], bool], Any]] = WeakKeyDictionary()
