@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from worklog import problem
+from worklog import child, problem, runner
 from worklog.problem import ProblemError, Variant
 
 if TYPE_CHECKING:
@@ -117,14 +117,12 @@ def main(
 
 def prepared(here: problem.Problem, variant: Variant, name: str | None) -> Any:
     """The config to run with. Raises ProblemError where the variant does not run on its device."""
-    import torch
-
-    from worklog.child import unmet
-
-    config = here.config(name, "cuda" if torch.cuda.is_available() else "cpu")
+    config = here.config(name, runner.choose_device("auto"))
+    if variant.options.get("parts"):
+        raise ProblemError(f"{variant.slug} has no U-Net; choose another --variant.")
     if config.device not in variant.devices:
         raise ProblemError(f"{variant.slug} runs on {' and '.join(variant.devices)} only; choose another --variant.")
-    if reason := unmet(variant, config):
+    if reason := child.unmet(variant, config):
         raise ProblemError(f"{variant.slug} {reason}.")
     return config
 
@@ -133,11 +131,11 @@ def inference(
     here: problem.Problem, variant: Variant, name: str | None, console: Console, evals: int, _: int | None
 ) -> None:
     """Mean time of `evals` steps, one after another: by the host's clock, from the first launch to the last result."""
+    config = prepared(here, variant, name)
     import torch
 
     from worklog.measure import timing
 
-    config = prepared(here, variant, name)
     case = here.build(variant, config).cases[0]
     with torch.inference_mode():
         step = timing.prepare(case, config.device)
@@ -158,15 +156,17 @@ def play(
     here: problem.Problem, variant: Variant, name: str | None, console: Console, episodes: int, limit: int | None
 ) -> None:
     """Episodes with this variant's U-Net, and a table of where their time went."""
+    config = prepared(here, variant, name)
+    ours = variant.options.get("kernels")
+    step_alone = variant.options.get("graph") or variant.options.get("as_seed")
+    if variant.options.get("dtype", "float32") != "float32" or (step_alone and not ours):
+        raise ProblemError(f"policy mode calls a float32 U-Net step by step, which {variant.slug} is not for.")
+    if not push_t.fits(config):
+        raise ProblemError(f"config {config.name} has another condition than Push-T's; choose another --config.")
     import torch
 
     from worklog.workloads import resnet18, unet1d
 
-    ours = variant.options.get("kernels")
-    steps_alone = variant.options.get("graph") or variant.options.get("as_seed") or variant.options.get("parts")
-    if variant.options.get("dtype", "float32") != "float32" or (steps_alone and not ours):
-        raise ProblemError(f"policy mode calls a float32 U-Net step by step, which {variant.slug} is not for.")
-    config = prepared(here, variant, name)
     torch.manual_seed(config.seed)
     table = unet1d.ddpm_coefficients(config.steps, device=config.device)
     sample = torch.zeros(1, unet1d.HORIZON, 2, device=config.device)

@@ -317,6 +317,8 @@ def test_policy_mode_without_the_simulator_says_what_to_do(python: Python, tmp_p
         (["--variant", "graph"], "graph runs on cuda only"),
         (["--mode", "policy", "--variant", "eager_bf16"], "which eager_bf16 is not for"),
         (["--mode", "policy", "--variant", "persistent"], "persistent runs on cuda only"),
+        (["--mode", "policy", "--config", "tiny"], "config tiny has another condition than Push-T's"),
+        (["--variant", "policy"], "policy has no U-Net"),
     ],
 )
 def test_a_users_mistake_is_one_sentence(python: Python, words: list[str], what: str) -> None:
