@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,13 @@ def test_what_is_no_rank_is_one_sentence(slow: list[Path], tmp_path: Path) -> No
         diagnose([slow[0], slow[0]])
     with pytest.raises(ProblemError, match=r"No Dask scheduler answers at tcp://127\.0\.0\.1:9"):
         diagnose(slow, scheduler="tcp://127.0.0.1:9")
+
+
+def test_without_dask_a_scheduler_is_one_sentence(slow: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ProblemError, match=r"--scheduler needs Dask: pip install 'worklog\[cluster\]'"):
+        diagnose(slow, scheduler="tcp://127.0.0.1:9")
+    assert len(diagnose(slow)["ranks"]) == 3
 
 
 def test_without_collectives_ranks_stand_side_by_side(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def diagnose(
     scheduler: str | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Two or more files of one run, in processes of this machine or on the Dask cluster of `scheduler`.
+    """The files of one run, in processes of this machine or on the Dask cluster of `scheduler`.
 
     Keys: ranks [{rank, and what diagnose.diagnose returns}], by rank; rank_from ("trace": it says its rank, "name": the
     one number in which the names of the files differ, "order": the place in `traces`); alignment [{rank, offset_ns
@@ -63,7 +63,8 @@ def diagnose(
     found: list[Examined] = []
     with _executor(traces, scheduler) as executor:
         run: Callable[..., Iterable[Examined]] = map if executor is None else executor.map
-        for one in run(partial(examine, range_name=range_name), [file.absolute() for file in traces]):
+        paths = traces if scheduler is None else [file.absolute() for file in traces]
+        for one in run(partial(examine, range_name=range_name), paths):
             found.append(one)
             if notify is not None:
                 notify(f"{len(found)} of {len(traces)} ranks read")

@@ -20,10 +20,10 @@ FROM = {
 
 def report(found: dict[str, Any], width: int = 120) -> Group:
     """What worklog.distributed.diagnose returns."""
-    lines = _accounting(found)
+    lines, count = _accounting(found), len(found["ranks"])
     seen = {part for accounting in lines.values() for part, ns in accounting.items() if ns}
     parts: list[RenderableType] = [
-        Text.assemble((f"{len(found['ranks'])} ranks", "bold"), f", {FROM[found['rank_from']]}")
+        Text.assemble((f"{count} rank{'s' * (count != 1)}", "bold"), f", {FROM[found['rank_from']]}")
     ]
     for one in found["ranks"]:
         parts += [Text(), *_rank(one, lines, width)]
