@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,9 +66,8 @@ def examine(file: Path, range_name: str | None = None) -> Examined:
         trace = nsys.tables(file) if kind == "nsys" else kineto.tables(file)
         found, members = _timelines(trace, range_name)
         rank = trace.rank
-    with file.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-    source = {"tool": TOOLS[kind], "tool_version": found.pop("tool_version", None), "file": str(file), "sha256": sha256}
+    version, sha256 = found.pop("tool_version", None), files.sha256(file)
+    source = {"tool": TOOLS[kind], "tool_version": version, "file": str(file), "sha256": sha256}
     return Examined({"source": source, **found}, rank, members)
 
 
@@ -147,6 +145,7 @@ def _coverage(trace: Trace, chosen: Selection, lines: Sequence[timeline.Timeline
         "graph_replays_as_one_piece": int((act["kind"] == GRAPH).sum()),
         "negative_durations": int((end < start).sum()),
         "activities_before_their_launch": int((trace.called_at() > own_start)[chosen.launched].sum()),
+        "notes": list(trace.notes),
     }
 
 

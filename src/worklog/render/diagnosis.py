@@ -178,6 +178,7 @@ def _unknown(found: dict[str, Any]) -> list[RenderableType]:
     if explained is not None and explained < 1:
         lines.append(f"{1 - explained:.1%} of the time is unexplained.")
     lines += [f"{coverage[name]} {words}." for name, words in MISSING.items() if coverage.get(name)]
+    lines += [f"{clean(note)[0].upper()}{clean(note)[1:]}." for note in coverage.get("notes", [])]
     lines += not_judged(found["abstained"])
     if found["devices"] and not found["findings"] and not found["abstained"]:
         lines.append("None of the causes that the rules know costs a twentieth of the time.")
