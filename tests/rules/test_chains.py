@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from simulated import Program, finding, gain, reasons
 
 from worklog.diagnose import diagnose
@@ -145,6 +148,36 @@ def test_chains_are_found_with_a_true_bound(tmp_path: Path) -> None:
     assert found["share"] < gain(slow, fused) <= found["gain_upper_bound"]
     less = layers([(MUL, 8_000)]).diagnosis(tmp_path)  # and the intermediate results stay in registers
     assert gain(slow, less) <= found["gain_upper_bound"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from((MUL, CAST, NORM, GEMM)), st.integers(1, 99), st.sampled_from((7, 9)))))
+def test_chains_and_conversions_are_those_counted_kernel_by_kernel(kernels: Sequence[tuple[str, int, int]]) -> None:
+    program, streams = Program(), {7: [], 9: []}  # type: ignore[var-annotated]
+    for name, us, stream in kernels:
+        program.kernel(name, us * 1_000, stream)
+        streams[stream].append((name, us * 1_000))
+    chains, conversions = [], []
+    for rows in streams.values():
+        run: list[tuple[str, int]] = []
+        for name, ns in [*rows, (NORM, 0)]:
+            if name in (MUL, CAST):
+                run.append((name, ns))
+                continue
+            begins = [at for at, (one, spent) in enumerate(run) if name == GEMM and one == CAST and spent > ns]
+            rest = run[: begins[0]] if begins else run
+            conversions += run[len(rest) :]
+            chains += [rest] * (len(rest) > 1)
+            run = []
+    with tempfile.TemporaryDirectory() as folder:
+        found = program.diagnosis(Path(folder)) if kernels else {"findings": []}
+    if (chained := finding(found, "unfused_elementwise")) is not None:
+        assert chained["evidence"]["chains"] == len(chains)
+        assert chained["evidence"]["chains_ns"] == sum(ns for chain in chains for _, ns in chain)
+        shorter = [sorted(ns for _, ns in chain)[:-1] for chain in chains]
+        assert chained["evidence"]["all_but_the_longest_ns"] == sum(sum(chain) for chain in shorter)
+    if (converted := finding(found, "dequantise_then_matmul")) is not None:
+        assert converted["evidence"]["converting_kernels"] == len(conversions)
 
 
 def test_single_kernels_and_inductors_own_are_no_chains(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def unfused_elementwise(case: Case) -> Finding | Abstained | None:
     starts, ends = starts[chained], ends[chained]
     total = np.append(0, np.cumsum(spent))
     whole = int((total[ends] - total[starts]).sum())
-    longest = int(np.maximum.reduceat(spent, np.ravel((starts, ends), "F")[:-1])[::2].sum()) if len(starts) else 0
+    longest = int(np.maximum.reduceat(np.append(spent, 0), np.ravel((starts, ends), "F"))[::2].sum())
     chosen = _within(starts, ends, len(row))
     ns = running(case, row[chosen])
     share = case.share(min(whole - longest, ns))
