@@ -26,6 +26,8 @@ PARTS = {
 }
 KERNELS = 8
 BLOCKS = 5
+NAMED = 4
+"""Rules that cannot judge for one reason and are named."""
 UNITS: dict[str, Callable[[Any], str]] = {
     "_ns": lambda ns: microseconds(ns / 1e3),
     "_us": microseconds,
@@ -192,7 +194,10 @@ def not_judged(abstained: list[dict[str, Any]]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for one in abstained:
         by_reason.setdefault(one["reason"], []).append(one["rule"])
-    return [f"Not judged: {', '.join(rules)}: {clean(reason)}." for reason, rules in by_reason.items()]
+    return [
+        f"Not judged by {', '.join(rules) if len(rules) <= NAMED else f'{len(rules)} rules'}: {clean(reason)}."
+        for reason, rules in by_reason.items()
+    ]
 
 
 def clean(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from worklog.rules import MATERIAL as MATERIAL
 from worklog.rules import Abstained, Case, Finding
 from worklog.rules.chains import dequantise_then_matmul, unfused_elementwise
 from worklog.rules.host import host_bound, launch_bound
