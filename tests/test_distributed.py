@@ -155,6 +155,24 @@ def test_the_verb_takes_a_folder_and_prints_what_ranks_do_to_each_other(slow: li
     assert "Clock of rank 1: 123 us ahead of the first's, by the ends of 8 collectives, give or take 0 us." in out
 
 
+def test_what_could_not_be_matched_is_said(tmp_path: Path) -> None:
+    both = steps([(100, 400), (120, 300)], numbered=False)
+    both[1].events = both[1].events[5:]
+    out = " ".join(run(*(str(trace.write(tmp_path)) for trace in both)).split())
+    assert out.count("the trace does not number the collectives of 0 [0, 1], and their kernels (2, 1) are not") == 1
+    more = steps([(100, 400), (120, 300)]), steps([(50, 60)] * 3, numbered=False)
+    for trace, other, missing in zip(*more, (0, 5), strict=True):
+        for event in other.events[missing:]:
+            group = {"Process Group Name": "1"} if "Process Group Name" in event["args"] else {}
+            number = {
+                name: event["args"][name] + 50 for name in ("correlation", "External id") if name in event["args"]
+            }
+            trace.events.append({**event, "ts": event["ts"] + 5000, "args": {**event["args"], **group, **number}})
+    out = " ".join(run(*(str(trace.write(tmp_path)) for trace in more[0])).split())
+    assert "waits" in out
+    assert "The trace does not number the collectives of 1 [0, 1], and their kernels (3, 2) are not" in out
+
+
 def test_no_name_steers_the_terminal(tmp_path: Path) -> None:
     both = steps([(100, 400)] * 4, names=["\x1b[2Jgemm\n[red]", "x"])
     out = run(*(str(trace.write(tmp_path)) for trace in both))

@@ -86,6 +86,21 @@ def test_transfer_is_a_finding_and_hidden_transfer_is_none(tmp_path: Path) -> No
     assert communication_not_overlapped(together(tmp_path, both)) is None
 
 
+def test_sends_beside_no_compute_are_neither_found_nor_forgotten(tmp_path: Path) -> None:
+    """Of 250 us a step rank 0 spends 100 in a send; 2 are an all-reduce."""
+    both, now = [RankTrace(0), RankTrace(1)], 0.0
+    for step in range(6):
+        for rank, trace in enumerate(both):
+            trace.kernel("gemm", now, now + 148, now - 20)
+            trace.collective(now + 148, now + 150, now - 15, step)
+            name = {"Collective name": ("send", "recv")[rank]}
+            trace.collective(now + 150, now + 250, now - 10, step, **name)
+        now += 250
+    found = communication_not_overlapped(together(tmp_path, both))
+    assert isinstance(found, Abstained)
+    assert "rank 0 spends 39% of the time, beside no compute, in sends" in found.reason
+
+
 def test_one_rank_alone_abstains_only_if_its_communication_is_material(tmp_path: Path) -> None:
     both, now = [RankTrace(0), RankTrace(1)], 0.0
     for step in range(6):

@@ -85,6 +85,7 @@ def summary(found: Ranks) -> dict[str, Any]:
     Of each rank communication_ns is the summed duration of its kernels, waiting + transfer + unsplit; exposed_ns, where
     they run beside no compute, is time of the device, and adds up to the accounting's communication. waits: who waited
     for whom. partial: collectives with ranks whose traces are not here; waiting for those counts as transfer.
+    unmatched: why kernels of collectives could not be matched, or clocks not be aligned.
     """
     calls, ranks = found.calls, []
     for member, rank in enumerate(found.ranks):
@@ -135,6 +136,7 @@ def summary(found: Ranks) -> dict[str, Any]:
             for (member, late), row in waited.iterrows()
         ],
         "partial": int((members["size"] > members["here"]).sum()),
+        "unmatched": list(found.reasons),
     }
 
 

@@ -85,6 +85,9 @@ def _unknown(found: dict[str, Any]) -> list[str]:
             lines.append(
                 "Not split: collectives that no other rank's trace has, and those that do not wait for every rank."
             )
+        said = " ".join(one["reason"] for one in found["abstained"])
+        reasons = [clean(reason) for reason in summary["unmatched"] if reason not in said]
+        lines += [f"{reason[0].upper()}{reason[1:]}." for reason in reasons]
     lines += not_judged(found["abstained"])
     lines.append("The whole of one rank: worklog diagnose FILE.")
     return lines

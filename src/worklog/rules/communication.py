@@ -87,7 +87,7 @@ def communication_not_overlapped(found: Ranks) -> Finding | Abstained | None:
     shares = [_share(ns, rank.span_ns) for ns, rank in zip(moved, found.ranks, strict=True)]
     member = int(np.argmax(shares))
     if (share := shares[member]) < MATERIAL:
-        return None
+        return _unsplit(found)
     own = found.calls[found.calls["member"] == member]
     costs = own.groupby("name")["transfer_ns"].sum().sort_values(ascending=False, kind="stable")
     split = found.exposed(member, found.calls, "waiting_ns", "transfer_ns")
@@ -132,6 +132,23 @@ def _unmatched(rule: str, found: Ranks) -> Abstained | None:
     return Abstained(
         rule, "no kernel of a collective in which every rank waits for every other is common to two traces"
     )
+
+
+def _unsplit(found: Ranks) -> Abstained | None:
+    shares = {
+        found.label(member): _share(
+            rank.exposed.length - found.exposed(member, found.calls, "waiting_ns", "transfer_ns"), rank.span_ns
+        )
+        for member, rank in enumerate(found.ranks)
+    }
+    who = max(shares, key=lambda label: shares[label])
+    if shares[who] < MATERIAL:
+        return None
+    reason = (
+        f"{who} spends {shares[who]:.0%} of the time, beside no compute, in sends, broadcasts and the like or in "
+        "collectives that no other trace has; whether it waits or transfers there is unknown"
+    )
+    return Abstained("communication_not_overlapped", "; ".join([reason, *found.reasons]))
 
 
 def _more(found: Ranks, late: int, most: str) -> list[str]:
