@@ -1,4 +1,4 @@
-"""A GPU and its host, clock by clock, and the trace that torch.profiler would write of them.
+"""A GPU and its host, clock by clock, and the traces that torch.profiler and nsys would write of them.
 
 The host asks, the streams of one device do what they are asked for in order. The same program without its fault says
 what the fault really costs. Times are whole nanoseconds.
@@ -7,8 +7,9 @@ what the fault really costs. Times are whole nanoseconds.
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,17 @@ ARRIVES = 4_000
 """From the begin of a call to the earliest begin of its work."""
 BETWEEN = 1_000
 """Between two pieces of work on a stream."""
+
+
+PROCESS = 4711 << 24
+"""globalPid."""
+COMMON = 'start, "end", deviceId, streamId, correlationId, globalPid'
+TABLES = {
+    "KERNEL": f"{COMMON}, demangledName",
+    "MEMCPY": f"{COMMON}, copyKind, srcKind, dstKind, bytes",
+    "RUNTIME": 'start, "end", globalTid, correlationId, nameId',
+    "NVTX": 'start, "end", globalTid, eventType, textId',
+}
 
 
 class Program:
@@ -66,6 +78,34 @@ class Program:
         file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": self.events}))
         found: dict[str, Any] = json.loads(json.dumps(diagnose(file, range_name)))
         return found
+
+    def export(self, file: Path) -> Path:
+        """The same as nsys exports it: ranges, calls, kernels and copies, no operators or Python functions."""
+        names: dict[str, int] = {}
+        rows: dict[str, list[tuple[int, ...]]] = {"KERNEL": [], "MEMCPY": [], "RUNTIME": [], "NVTX": []}
+        for event in self.events:
+            start, end = round(event["ts"] * 1000), round(event["ts"] * 1000) + round(event["dur"] * 1000)
+            name, args = names.setdefault(event["name"], len(names) + 1), event["args"]
+            common = (start, end, 0, args.get("stream", 0), args.get("correlation", 0), PROCESS)
+            if event["cat"] == "kernel":
+                rows["KERNEL"].append((*common, name))
+            elif event["cat"] == "gpu_memcpy":
+                way, pageable = event["name"].split()[1], "Pageable" in event["name"]
+                ends = (0 if pageable else 1, 2)
+                rows["MEMCPY"].append((*common, *((1, *ends) if way == "HtoD" else (2, *ends[::-1])), args["bytes"]))
+            elif event["cat"] == "cuda_runtime":
+                rows["RUNTIME"].append((start, end, PROCESS + 1, args.get("correlation", 0), name))
+            elif event["cat"] == "user_annotation":
+                rows["NVTX"].append((start, end, PROCESS + 1, 59, name))
+        with closing(sqlite3.connect(file)) as database, database:
+            database.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
+            database.executemany("INSERT INTO StringIds VALUES (?, ?)", [(at, name) for name, at in names.items()])
+            for table, columns in TABLES.items():
+                full = "NVTX_EVENTS" if table == "NVTX" else f"CUPTI_ACTIVITY_KIND_{table}"
+                database.execute(f"CREATE TABLE {full} ({columns})")
+                marks = ", ".join("?" * (columns.count(",") + 1))
+                database.executemany(f"INSERT INTO {full} VALUES ({marks})", rows[table])
+        return file
 
     def _call(self, name: str, ns: int) -> None:
         self.correlation += 1
