@@ -186,14 +186,13 @@ def test_one_record_stands_beside_the_newest_of_each_gpu(tmp_path: Path, monkeyp
         other(reports / run_id, {}, started_utc=f"2099-01-{day}T00:00:00Z", **changes)
     found = compare([CPU])
     assert {record["run_id"] for record in found["records"][1:]} == {H200.name, "20990102-rtx4090-repro-abcdef"}
-    old = other(
-        reports / "20980101-h200-repro-abcdef",
-        {},
-        run_id="20980101-h200-repro-abcdef",
-        config={"device": "cuda", "name": "x"},
-    )
-    found = compare([old])  # of one GPU, the newest of the same config before newer ones
-    assert [record["run_id"] for record in found["records"][1:]] == ["20990102-rtx4090-repro-abcdef", H200.name]
+    newer = {"run_id": "20991231-h200-repro-abcdef", "started_utc": "2099-12-31T00:00:00Z"}
+    config, hardware = load(H200).config | {"name": "x"}, load(H200).hardware
+    other(reports / newer["run_id"], {}, hardware=hardware, config=config, **newer)
+    found = compare([reports / "20990102-rtx4090-repro-abcdef"])  # of one GPU, one of the same config before newer ones
+    assert {record["run_id"] for record in found["records"][1:]} == {H200.name, "20990101-rtx4090-repro-abcdef"}
+    found = compare([CPU])
+    assert {record["run_id"] for record in found["records"][1:]} == {newer["run_id"], "20990102-rtx4090-repro-abcdef"}
 
 
 def test_dirty_incomplete_and_above_the_ceiling_are_said(tmp_path: Path) -> None:
