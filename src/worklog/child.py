@@ -173,7 +173,8 @@ def nvtx_range(slug: str, config: Config) -> Iterator[None]:
 
 
 def capture(problem: Problem, variant: Variant, chosen: argparse.Namespace) -> None:
-    """Warm up, then `chosen.iterations` runs of one case in an NVTX range, on CUDA between cudaProfilerStart and Stop.
+    """Warm up, then `chosen.iterations` runs of one case, on CUDA between cudaProfilerStart and Stop. Each run is in a
+    range of its own, named as the variant (NVTX, in torch's trace a user annotation): what repeats has a spread.
 
     The warm-up is `case.warmup` runs, two at least, so that what compiles or records a graph has done so. What is
     captured is what is timed, a graph's replay where the case asks for one; only the passes that attribute to Python
@@ -189,8 +190,9 @@ def capture(problem: Problem, variant: Variant, chosen: argparse.Namespace) -> N
     cuda, run = config.device == "cuda", case.run
 
     def runs() -> None:
-        with nvtx_range(variant.slug, config):
-            for _ in range(chosen.iterations):
+        for _ in range(chosen.iterations):
+            annotated = torch.profiler.record_function(variant.slug) if chosen.trace else contextlib.nullcontext()
+            with nvtx_range(variant.slug, config), annotated:
                 run()
         if cuda:
             torch.cuda.synchronize()
