@@ -298,7 +298,9 @@ class TritonUnet:
         if reason := supported(self.model, sample):
             return self.fall_back(reason)(sample, timestep, global_cond)
         sample, cond = sample.contiguous(), global_cond.to(self.dtype)
-        timesteps = torch.as_tensor(timestep, device=sample.device).reshape(-1).expand(len(sample))
+        number = not isinstance(timestep, Tensor)
+        step = torch.full((1,), timestep, device=sample.device) if number else timestep.to(sample.device)
+        timesteps = step.reshape(-1).expand(len(sample))
         out = torch.empty_like(sample)
         self.last(self.features(sample, self.films(timesteps, cond)), out, sample)
         return out

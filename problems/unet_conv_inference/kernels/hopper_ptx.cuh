@@ -86,6 +86,7 @@ template <int THREADS> DEV void meet() {  // these threads of the block, not all
   __syncwarp();
   asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
 }
+DEV uint32_t cycles() { return uint32_t(clock64()); }
 DEV void spin() {}  // between two looks at what is not there yet
 
 // d [16 x 8] += a [16 x k] b [k x 8]: 32 bytes of k. Thread 4 g + t holds rows g, g + 8 of a and d, column g of b.

@@ -15,7 +15,7 @@ from kernels.plan import Plan
 VALUES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ADDRESSES = (
     "stream", "phases", "workspace", "counters", "params", "first", "last", "last_bias", "film_bias", "frequencies",
-    "film_table", "noise", "coefficients", "sample", "cond", "timestep", "out",
+    "film_table", "noise", "coefficients", "sample", "cond", "timestep", "out", "trace",
 )  # fmt: skip
 NUMBERS = (
     "values", "timestep_is_int64", "phase_count", "chunks", "steps", "sampling", "resident_chunks", "set_elements",

@@ -24,20 +24,20 @@ def find() -> str:
     return found
 
 
-def compile_source() -> Path:
-    """The shared library, from the user's cache if this source was compiled before.
+def compile_source(*more: str) -> Path:
+    """The shared library, from the user's cache if this source was compiled before. more: flags, such as -DUNET_TRACE.
 
     Raises RuntimeError with nvcc's words, FileNotFoundError where there is no nvcc.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "worklog"
-    text = "".join([*FLAGS, SOURCE.read_text(), HEADER.read_text()])
+    text = "".join([*FLAGS, *more, SOURCE.read_text(), HEADER.read_text()])
     library = cache / f"unet_step_{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
     if library.exists():
         return library
     nvcc = find()
     cache.mkdir(parents=True, exist_ok=True)
     part = library.with_suffix(f".{os.getpid()}.part")
-    done = subprocess.run([nvcc, *FLAGS, "-o", str(part), str(SOURCE)], capture_output=True, text=True)
+    done = subprocess.run([nvcc, *FLAGS, *more, "-o", str(part), str(SOURCE)], capture_output=True, text=True)
     if done.returncode:
         part.unlink(missing_ok=True)
         raise RuntimeError(f"nvcc failed: {(done.stderr or done.stdout).strip()[:500]}")
@@ -46,9 +46,9 @@ def compile_source() -> Path:
 
 
 @functools.cache
-def library() -> ctypes.CDLL:
+def library(*more: str) -> ctypes.CDLL:
     """The compiled kernel, its functions' types declared. Raises as `compile_source`; OSError if it does not load."""
-    loaded = ctypes.CDLL(str(compile_source()))
+    loaded = ctypes.CDLL(str(compile_source(*more)))
     loaded.unet_step_launch.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
     loaded.unet_step_launch.restype = ctypes.c_int
     return loaded

@@ -28,9 +28,10 @@ Step = Callable[[Tensor, "Tensor | float", Tensor], Tensor]
 Sampler = Callable[[Tensor, Tensor], Tensor]
 
 
-def on_gpu(args: Args, weights: int, shared_bytes: int) -> int:
+def on_gpu(args: Args, weights: int, shared_bytes: int, *flags: str) -> int:
+    """Launch on the current stream. flags: for nvcc, such as -DUNET_TRACE."""
     stream = torch.cuda.current_stream().cuda_stream
-    code: int = nvcc.library().unet_step_launch(ctypes.byref(args), weights, shared_bytes, stream)
+    code: int = nvcc.library(*flags).unet_step_launch(ctypes.byref(args), weights, shared_bytes, stream)
     return code
 
 
@@ -68,10 +69,6 @@ def not_compiled() -> str | None:
     return None
 
 
-def fallen_back(reason: str) -> None:
-    warnings.warn(f"the persistent U-Net kernel falls back to eager: {reason}", stacklevel=3)
-
-
 class PersistentUnet:
     """Called as the model: sample [B, T, action_dim], timestep, global_cond [B, cond_dim] -> [B, T, action_dim].
 
@@ -84,7 +81,7 @@ class PersistentUnet:
         self.model, self.launch, self.why_not = model, launch, why_not
         self.launchers: dict[tuple[int, bool], Launcher] = {}
         self.streams: dict[bool, Tensor] = {}
-        self.warned = False
+        self.reasons: dict[tuple[int, torch.dtype, torch.device], str | None] = {}
 
     def launcher(self, horizon: int, sampling: bool = False) -> Launcher:
         """Made on first use; the packed weights do not depend on the horizon."""
@@ -97,11 +94,14 @@ class PersistentUnet:
         return self.launchers[horizon, sampling]
 
     def falls_back(self, sample: Tensor) -> bool:
-        reason = self.why_not(self.model, sample)
-        if reason and not self.warned:
-            self.warned = True
-            fallen_back(reason)
-        return reason is not None
+        """Looked into once for each horizon, type and device: the model's weights are packed once, too."""
+        kind = sample.shape[1], sample.dtype, sample.device
+        if kind not in self.reasons:
+            reason = self.why_not(self.model, sample)
+            if reason and reason not in self.reasons.values():
+                warnings.warn(f"the persistent U-Net kernel falls back to eager: {reason}", stacklevel=3)
+            self.reasons[kind] = reason
+        return self.reasons[kind] is not None
 
     @torch.inference_mode()
     def __call__(self, sample: Tensor, timestep: Tensor | float, global_cond: Tensor) -> Tensor:
@@ -109,8 +109,7 @@ class PersistentUnet:
             return self.model(sample, timestep, global_cond)
         launcher = self.launcher(sample.shape[1])
         sample, cond = sample.contiguous(), global_cond.to(sample.dtype).contiguous()
-        steps = torch.as_tensor(timestep, device=sample.device)
-        steps = (steps if steps.dtype == torch.int64 else steps.float()).reshape(-1).expand(len(sample)).contiguous()
+        steps = each_step(timestep, sample)
         out = torch.empty_like(sample)
         for b in range(len(sample)):
             launcher.run(out[b], 1, sample=sample[b], cond=cond[b], timestep=steps[b])
@@ -142,6 +141,14 @@ class PersistentUnet:
 
         assert next(self.model.parameters()).device == device
         return sample_actions
+
+
+def each_step(timestep: Tensor | float, sample: Tensor) -> Tensor:
+    """[B], int64 or float32. A number becomes a tensor without a copy from the host, so a CUDA graph can record it."""
+    if not isinstance(timestep, Tensor):
+        return torch.full((len(sample),), timestep, device=sample.device, dtype=torch.float32)
+    steps = timestep.to(sample.device)
+    return (steps if steps.dtype == torch.int64 else steps.float()).reshape(-1).expand(len(sample)).contiguous()
 
 
 @torch.inference_mode()

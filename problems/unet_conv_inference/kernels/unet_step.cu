@@ -38,6 +38,12 @@
 namespace unet {
 constexpr int SLICES = 8, BLOCKS = 128, WARPS = 8, THREADS = WARPS * 32, ALL_THREADS = THREADS + 64;
 constexpr int FRAGMENT = 512, CHUNK = 8192, PER_CHUNK = CHUNK / FRAGMENT, ELEMENTS = 512, MOST_CHUNKS = 32;
+enum Mark { BEGIN, SUMS, OPERAND, MULTIPLIED, PUBLISHED, END, MARKS };
+#ifdef UNET_TRACE
+constexpr bool TRACE = true;
+#else
+constexpr bool TRACE = false;
+#endif
 constexpr uint32_t NOT_YET = 0xffffffffu, PATIENCE = 1u << 22;
 enum Kind { EMBEDDING, CONDITION, FIRST, PARTS, LAST };
 struct alignas(16) Phase {  // kernels/phase.py says what each is
@@ -60,6 +66,7 @@ struct Args {
   const void *sample, *cond;   // [T][D], [cond_dim], as `values` says
   const void* timestep;        // one number on the device, float32 or int64
   void* out;                   // [T][D]
+  uint32_t* trace;             // with -DUNET_TRACE: [BLOCKS][phases][MARKS] cycles in the last step
   int values;                  // 0 float32, 1 bfloat16, 2 float16
   int timestep_is_int64, phase_count, chunks, steps, sampling, resident_chunks;
   int set_elements, film_offset, film_rows, eps_offset;
@@ -214,11 +221,14 @@ struct Cursor {
 template <class W> struct Block {
   const Args& p;
   uint8_t* smem;
-  int thread, warp, lane, slice, row_part, step = 0, stream_chunk = 0, products = 0;
+  int thread, warp, lane, slice, row_part, step = 0, stream_chunk = 0, products = 0, phase_number = 0;
   float* set;
   Cursor cursor;
   uint32_t* flags;
 
+  DEV void mark(Mark at) {
+    if (TRACE && thread == 0) p.trace[(blockIdx.x * p.phase_count + phase_number) * MARKS + at] = cycles();
+  }
   DEV float* floats(int offset) { return reinterpret_cast<float*>(smem + offset); }
   DEV float& kept(int slot, int element) { return floats(p.shared.kept)[slot * ELEMENTS + element]; }
 
@@ -288,6 +298,7 @@ template <class W> struct Block {
       gather(v, ph.in_offset, ph.in_channels, columns);
       UNROLL for (int i = 0; i < 2; i++) v[i] += param[i].x;
     }
+    mark(SUMS);
     if (ph.norm) {
       float mean, rstd;
       statistics(v, own * columns, mean, rstd);
@@ -378,27 +389,53 @@ template <class W> struct Block {
     }
   }
 
+  // What a block multiplies, and where its outputs go: output (row, column) to out[(channel + row) * out_columns +
+  // column * up + odd], if there is such a channel.
+  struct Product {
+    const uint8_t* operand;
+    int plane_words, stride, row_step, row0, columns, blocks, steps, fragment, tiles;
+    float* out;
+    int channel, channels, out_columns, up, odd;
+    const float* bias;
+  };
+  enum Job { MAIN, RESIDUAL, FILM };
+  DEV Product describe(const Phase& ph, int job) {
+    if (job >= FILM) {  // rows of all FiLM linears, 16 a block and round
+      const int words = p.condition_blocks * 16, row0 = ((ph.film_first + job - FILM) * BLOCKS + int(blockIdx.x)) * 16;
+      return {smem + p.shared.condition, words, 0, 0, 0, 1, p.condition_blocks, p.condition_blocks,
+              ph.film_fragment + (job - FILM) * 2 * p.condition_blocks, 1,
+              set + p.film_offset, row0, row0 + 16, 1, 1, 0, p.film_bias};
+    }
+    const bool main = job == MAIN;
+    const int first_row = row_part * ph.tiles * 16, odd = main && ph.transposed && first_row >= ph.out_channels;
+    const int up = main ? 1 + ph.transposed : 1, out_columns = ph.columns * up;
+    float* out = set + (main ? ph.out_offset : ph.residual_out) + slice * ph.out_channels * out_columns;
+    return {smem + p.shared.operand, ph.operand_rows * ph.stride, ph.stride, main ? ph.step : 1, main ? odd : ph.pad,
+            ph.columns, ph.blocks, main ? ph.taps * ph.blocks : ph.blocks, main ? ph.fragment : ph.residual_fragment,
+            ph.tiles, out, first_row - (odd ? ph.out_channels : 0), ph.out_channels, out_columns, up, odd, nullptr};
+  }
   // acc += weights [TILES * 16 rows x K] operand [K x columns], this warp's steps through K. HALVES: of 8 columns; with
   // none, high and low half of up to 4 columns share one instruction.
   template <int TILES, int HALVES> DEV void multiply(
-      float (&acc)[TILES][HALVES ? HALVES : 1][4], const uint8_t* operand, int plane_words, int stride, int row_step,
-      int row0, int columns, int blocks, int steps, int fragment) {
+      float (&acc)[TILES][HALVES ? HALVES : 1][4], const Product& q) {
     constexpr int N = HALVES ? HALVES : 1;
     const int g = lane / 4, t = lane % 4;
     float low[TILES][N][4] = {};
-    const int column = HALVES ? g : min(g % 4, columns - 1);
-    const uint8_t* column_at = operand + 4 * ((column * row_step + row0) * stride + 4 * t + (!HALVES && g >= 4 ? plane_words : 0));
-    const uint8_t* ring = smem + p.shared.ring;
+    const int column = HALVES ? g : min(g % 4, q.columns - 1);
+    const int word = (column * q.row_step + q.row0) * q.stride + 4 * t + (!HALVES && g >= 4 ? q.plane_words : 0);
+    const uint8_t *column_at = q.operand + 4 * word, *ring = smem + p.shared.ring;
+    const int next_columns = 4 * 8 * q.row_step * q.stride, low_plane = 4 * q.plane_words;
     int tap = 0, block = warp;
-    for (int k = warp; k < steps; k += WARPS, block += WARPS) {
-      while (block >= blocks) block -= blocks, tap++;
-      const uint8_t* at = column_at + 4 * (tap * stride + block * 16);
+#pragma unroll 1
+    for (int k = warp; k < q.steps; k += WARPS, block += WARPS) {
+      while (block >= q.blocks) block -= q.blocks, tap++;
+      const uint8_t* at = column_at + 4 * (tap * q.stride + block * 16);
       uint4 b[HALVES ? 2 * HALVES : 1];  // high, low of each 8 columns
       UNROLL for (int n = 0; n < N; n++) {
-        b[n] = *reinterpret_cast<const uint4*>(at + n * 4 * 8 * row_step * stride);
-        if (HALVES) b[N + n] = *reinterpret_cast<const uint4*>(at + 4 * (plane_words + n * 8 * row_step * stride));
+        b[n] = *reinterpret_cast<const uint4*>(at + n * next_columns);
+        if (HALVES) b[N + n] = *reinterpret_cast<const uint4*>(at + n * next_columns + low_plane);
       }
-      const int f = fragment + k * TILES * 2;
+      const int f = q.fragment + k * TILES * 2;
       cursor.seek(stream_chunk + f / PER_CHUNK);
       const uint8_t* weights = ring + cursor.slot * CHUNK + f % PER_CHUNK * FRAGMENT + lane * 16;
       UNROLL for (int m = 0; m < TILES; m++) {
@@ -417,14 +454,12 @@ template <class W> struct Block {
         UNROLL for (int c = 0; c < 4; c++) acc[m][n][c] += low[m][n][c];
   }
 
-  // Multiplies, adds the warps' sums, hands each output (row of the block, column) to `publish`.
-  template <int TILES, int HALVES, class Publish> DEV void product(
-      const uint8_t* operand, int plane_words, int stride, int row_step, int row0, int columns, int blocks, int steps,
-      int fragment, Publish publish) {
+  // Multiplies, adds the warps' sums, publishes.
+  template <int TILES, int HALVES> DEV void product(const Product& q) {
     constexpr int N = HALVES ? HALVES : 1;
     float acc[TILES][N][4] = {};
-    multiply<TILES, HALVES>(acc, operand, plane_words, stride, row_step, row0, columns, blocks, steps, fragment);
-    const int g = lane / 4, t = lane % 4, outputs = TILES * 16 * columns, warps = min(WARPS, steps);
+    multiply<TILES, HALVES>(acc, q);
+    const int g = lane / 4, t = lane % 4, warps = min(WARPS, q.steps);
     float* sums = floats(p.shared.sums) + products++ % 2 * WARPS * THREADS;  // in turns: one meeting a product is enough
     UNROLL for (int m = 0; m < TILES; m++)
       UNROLL for (int n = 0; n < N; n++)
@@ -432,42 +467,36 @@ template <class W> struct Block {
           float v = acc[m][n][c];
           if (!HALVES) v += __shfl_xor_sync(~0u, v, 2);  // columns 4-7 are the low halves' products
           const int row = m * 16 + g + c / 2 * 8, column = n * 8 + 2 * t + c % 2;
-          if (warp < warps && column < columns) sums[warp * THREADS + row * columns + column] = v;
+          if (warp < warps && column < q.columns) sums[warp * THREADS + row * q.columns + column] = v;
         }
+  }
+  DEV void publish(const Product& q) {
     meet<THREADS>();
-    if (thread < outputs) {
-      float v = 0;
-      UNROLL for (int i = 0; i < WARPS; i++)
-        if (i < warps) v += sums[i * THREADS + thread];
-      publish(thread >> log2_of(columns), thread & (columns - 1), v);
-    }
+    const float* sums = floats(p.shared.sums) + (products - 1) % 2 * WARPS * THREADS + thread;
+    const int row = q.channel + (thread >> log2_of(q.columns)), column = thread & (q.columns - 1);
+    if (thread >= q.tiles * 16 * q.columns || row >= q.channels) return;
+    float v = q.bias ? q.bias[row] : 0.f;
+    UNROLL for (int i = 0; i < WARPS; i++)
+      if (i < q.steps) v += sums[i * THREADS];
+    store_relaxed(q.out + row * q.out_columns + column * q.up + q.odd, v);
   }
-  template <int TILES, int HALVES> DEV void conv(const Phase& ph, bool residual) {
-    const int first_row = row_part * TILES * 16, odd = !residual && ph.transposed && first_row >= ph.out_channels;
-    const int up = residual ? 1 : 1 + ph.transposed, channel = first_row - (odd ? ph.out_channels : 0);
-    const int out_columns = ph.columns * up;
-    float* out = set + (residual ? ph.residual_out : ph.out_offset) + slice * ph.out_channels * out_columns;
-    product<TILES, HALVES>(
-        smem + p.shared.operand, ph.operand_rows * ph.stride, ph.stride, residual ? 1 : ph.step,
-        residual ? ph.pad : odd, ph.columns, ph.blocks, residual ? ph.blocks : ph.taps * ph.blocks,
-        residual ? ph.residual_fragment : ph.fragment, [&](int row, int column, float v) {
-          if (channel + row < ph.out_channels) store_relaxed(out + (channel + row) * out_columns + column * up + odd, v);
-        });
-  }
-  DEV void convolve(const Phase& ph, bool residual) {
-    if (ph.columns <= 4) {
-      if (ph.tiles == 1) conv<1, 0>(ph, residual);
-      else if (ph.tiles == 2) conv<2, 0>(ph, residual);
-      else conv<4, 0>(ph, residual);
-    } else if (ph.columns == 8) {
-      if (ph.tiles == 1) conv<1, 1>(ph, residual);
-      else conv<2, 1>(ph, residual);
+  DEV void compute(const Product& q, int job) {
+    if (q.columns <= 4) {
+      if (q.tiles == 1) product<1, 0>(q);
+      else if (q.tiles == 2) product<2, 0>(q);
+      else product<4, 0>(q);
+    } else if (q.columns == 8) {
+      if (q.tiles == 1) product<1, 1>(q);
+      else product<2, 1>(q);
     } else {
-      conv<1, 2>(ph, residual);
+      product<1, 2>(q);
     }
+    if (job == MAIN) mark(MULTIPLIED);
+    publish(q);
+    if (job == MAIN) mark(PUBLISHED);
   }
 
-  // The condition, mish(step features, global condition), in all blocks; then FiLM rows, a tile of 16 a block and round.
+  // The condition, mish(step features, global condition), in all blocks: the operand of all FiLM rows.
   DEV void condition(const Phase& ph) {
     const int words = p.condition_blocks * 16;
 #pragma unroll 1
@@ -482,15 +511,6 @@ template <class W> struct Block {
       W::store(smem + p.shared.condition, words, 0, k, v[0]);
     }
     meet<THREADS>();
-  }
-  DEV void film_rows(const Phase& ph) {
-    for (int i = 0; i < ph.film_tiles; i++) {
-      const int words = p.condition_blocks * 16, row0 = ((ph.film_first + i) * BLOCKS + blockIdx.x) * 16;
-      product<1, 0>(smem + p.shared.condition, words, 0, 0, 0, 1, p.condition_blocks, p.condition_blocks,
-                    ph.film_fragment + i * 2 * p.condition_blocks, [&](int row, int, float v) {
-                      store_relaxed(set + p.film_offset + row0 + row, v + p.film_bias[row0 + row]);
-                    });
-    }
   }
 
   // The last convolution, 256 channels to 2: eight blocks have a slice each.
@@ -552,10 +572,11 @@ template <class W> struct Block {
         store_operand(ph, own, ph.concat_channels / SLICES, kept(ph.concat, element), kept(ph.concat, element + 1));
       }
       meet<THREADS>();
-#pragma unroll 1
-      for (int residual = 0; residual <= int(ph.residual_out >= 0); residual++) convolve(ph, residual);
     }
-    // From here on others wait for nothing of this phase.
+    mark(OPERAND);
+#pragma unroll 1
+    for (int job = ph.kind == CONDITION ? FILM : MAIN; job < FILM + ph.film_tiles; job++)
+      if (job != RESIDUAL || ph.residual_out >= 0) compute(describe(ph, job), job);
     if (ph.residual_in >= 0) {
       float v[2];
       gather(v, ph.residual_in, ph.out_channels, ph.columns);
@@ -565,7 +586,6 @@ template <class W> struct Block {
           kept(0, element + i) = v[i] + __ldg(p.params + ph.residual_params + slice * own + (element + i >> shift)).x;
       }
     }
-    film_rows(ph);
   }
 
   DEV void run(uint32_t epoch) {
@@ -576,9 +596,11 @@ template <class W> struct Block {
         Patience patience{flags + 2};
         while (load_acquire_block(flags + 1) < uint32_t(step) && patience.again());
       }
-      for (int i = 0; i < p.phase_count; i++) {
-        const Phase ph = phases[i];  // into registers, once
+      for (phase_number = 0; phase_number < p.phase_count; phase_number++) {
+        const Phase ph = phases[phase_number];  // into registers, once
+        mark(BEGIN);
         phase(ph);
+        mark(END);
       }
       finish();
       stream_chunk += p.chunks;
@@ -613,7 +635,7 @@ template <class W> __global__ void __launch_bounds__(ALL_THREADS, 1) kernel(cons
   const int warp = __shfl_sync(~0u, thread / 32, 0);
   if (warp == WARPS) return produce(p, smem + p.shared.ring, full, empty);
   if (warp == WARPS + 1) return clean(p, flags, epoch);
-  Block<W> block{p, smem, thread, warp, thread % 32, slice, int(blockIdx.x) / SLICES, 0, 0, 0, nullptr,
+  Block<W> block{p, smem, thread, warp, thread % 32, slice, int(blockIdx.x) / SLICES, 0, 0, 0, 0, nullptr,
                  Cursor{full, empty, p.shared.ring_chunks}, flags};
   block.run(epoch);
 }
