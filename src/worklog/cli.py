@@ -263,7 +263,9 @@ def tree_verb(
     range_name: Annotated[
         str | None, typer.Option("--range", help="An NVTX range, or ProfilerStep; default: the whole trace.")
     ] = None,
-    depth: Annotated[int | None, typer.Option(min=1, help="Levels below the root. Default: all.")] = None,
+    depth: Annotated[
+        int | None, typer.Option(min=1, help="Levels below the root; an only child is none. Default: all.")
+    ] = None,
     min_share: Annotated[float, typer.Option(min=0, max=1, help="Fold what costs less than this of all.")] = 0.01,
     fold: Annotated[bool, typer.Option("--fold", help="Modules of one class in one place are one.")] = False,
     libraries: Annotated[bool, typer.Option("--libraries", help="Show Python frames of torch and Python too.")] = False,

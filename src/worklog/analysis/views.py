@@ -52,11 +52,11 @@ def tree(
     launches_without_activity, host_slowed_by_recorded_stacks}.
 
     A node: {name, kind, inclusive, own, children}. kind is one of tree.NAMES, or `others`: siblings below `min_share`
-    of the metric's total in one, or `deeper`: all that is more than `depth` levels below the root. inclusive and own
-    have the keys of total, and own plus the children's inclusive is inclusive, to the nanosecond; what was folded is
-    the own of the node that stands for it. Bottom-up, children are callers. In a table a node has no children,
-    inclusive counts once where something calls itself, and own is what has no other row of the table inside; a
-    module's name is its path. Children come most costly first, tables by own.
+    of the metric's total in one, or `deeper`: all that is more than `depth` levels below the root (an only child is no
+    level). inclusive and own have the keys of total, and own plus the children's inclusive is inclusive, to the
+    nanosecond; what was folded is the own of the node that stands for it. Bottom-up, children are callers. In a table a
+    node has no children, inclusive counts once where something calls itself, and own is what has no other row of the
+    table inside; a module's name is its path. Children come most costly first, tables by own.
     Raises ProblemError for a file without a timeline, a range that is not there, or one in which nothing ran.
     """
     trace = timeline.load(file)
@@ -73,7 +73,7 @@ def tree(
     if view == "flat":
         shown = {"tables": {name: table(grown, kinds, column, min_share) for name, kinds in TABLES.items()}}
     else:
-        shown = {"tree": nested(grown, column, min_share, min(depth or LEVELS, LEVELS))}
+        shown = {"tree": nested(grown, column, min_share, depth or LEVELS)}
     return {
         "source": {"tool": trace.tool, "tool_version": trace.tool_version, "file": str(file)},
         "view": view,
@@ -97,16 +97,18 @@ def nested(tree: Tree, column: str, min_share: float, depth: int) -> dict[str, A
     order = np.lexsort((-cost, tree.parent))
     first = np.searchsorted(tree.parent[order], np.arange(len(order) + 1))
 
-    def node(at: int, below: int) -> dict[str, Any]:
+    def node(at: int, below: int, level: int) -> dict[str, Any]:
         inner = order[first[at] : first[at + 1]]
+        below = below if level < LEVELS else 0
         shown = int((cost[inner] >= least).sum()) if below else 0
-        children = [node(int(child), below - 1) for child in inner[:shown]]
+        left = below if len(inner) == 1 else below - 1
+        children = [node(int(child), left, level + 1) for child in inner[:shown]]
         if len(rest := inner[shown:]):
             count = int((cost[rest] > 0).sum()) or len(rest)
             children.append(_rest("others" if below else "deeper", count, inclusive, rest))
         return _said(tree.texts[tree.text[at]], tree.kind[at], inclusive, tree.own, at, children)
 
-    return node(0, depth)
+    return node(0, depth, 0)
 
 
 def table(tree: Tree, kinds: Sequence[int], column: str, min_share: float) -> list[dict[str, Any]]:
