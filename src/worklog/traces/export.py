@@ -76,7 +76,8 @@ class Export:
         if not source.columns("StringIds") >= {"id", "value"}:
             raise ExportError("it has no table StringIds")
         self.source = source
-        self.strings = {at: str(text) for at, text in source.texts("StringIds", ("id", "value")) if text is not None}
+        rows = source.texts("StringIds", ("id", "value"))
+        self.strings = {at: str(text) for at, text in rows if isinstance(at, int) and text is not None}
         self.threads, self.processes = _Numbers(), _Numbers()
 
     def calls(self) -> pd.DataFrame:

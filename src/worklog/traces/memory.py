@@ -85,7 +85,7 @@ def read(file: Path) -> dict[str, Any]:
         return _read(taken, len(raw))
     except NotPlainError as error:
         raise ProblemError(f"{file}: this pickle {error}, so it is no snapshot of torch's allocator.") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ProblemError(f"{file}: is no snapshot of torch's allocator ({error}).") from error
 
 

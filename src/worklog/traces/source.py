@@ -57,7 +57,7 @@ class Sqlite:
         query = f'SELECT COUNT(*), {lists} FROM "{table}" WHERE rowid BETWEEN ? AND ?'
         step = ROWS * max(1, (last - first + 1) // self.count(table))
         for at in range(first, last + 1, step):
-            size, *texts = self.database.execute(query, (at, at + step - 1)).fetchone()
+            size, *texts = self.database.execute(query, (at, min(at + step - 1, last))).fetchone()
             chunk = {column: _numbers(text) for column, text in zip(columns, texts, strict=True)}
             if any(len(numbers) != size for numbers in chunk.values()):
                 raise ExportError(f"table {table} holds something else than integers")
