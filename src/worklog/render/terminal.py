@@ -20,11 +20,16 @@ NARROW = 100
 CPU_NOTE = "CPU run at a small size: what a CPU can show. Its times are not the finding."
 
 
+def stdout() -> Console:
+    """As wide as the terminal, or WIDTH."""
+    console = Console(highlight=False)
+    console.width = console.width if console.is_terminal else WIDTH
+    return console
+
+
 def show(record: Record, title: str, beside: Record | None) -> None:
     """Print `record` on stdout; a CPU record says what it is not, and `beside` it stands what a GPU showed."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
+    console = stdout()
     heading = title if record.config["device"] == "cuda" else f"{title}\n{CPU_NOTE}"
     console.print(report(record, heading, console.width))
     if record.config["device"] == "cpu":
