@@ -109,6 +109,12 @@ def test_a_name_or_an_operator_that_says_so_needs_no_duration(tmp_path: Path) ->
     inside = finding(program.diagnosis(tmp_path), "dequantise_then_matmul")
     assert inside is not None
     assert inside["where"] == ["torchao::dequantize_affine_float8", CAST]
+    program = Program()
+    for _ in range(8):
+        with program.frame("quant/dequant_linear.py(9): forward", "python_function"):
+            program.kernel(CAST, 15_000)
+            program.kernel(GEMM, 40_000)
+    assert finding(program.diagnosis(tmp_path), "dequantise_then_matmul") is None
 
 
 def test_two_conversions_are_no_habit_and_another_stream_is_no_neighbour(tmp_path: Path) -> None:
@@ -222,7 +228,11 @@ def test_layout_conversions_are_found_with_a_true_bound(tmp_path: Path) -> None:
 
 def test_a_copy_of_contiguous_converts_and_any_other_copy_may_not(tmp_path: Path) -> None:
     copy = "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<direct_copy_kernel_cuda>>"
-    for operator, expected in (("aten::contiguous", True), ("aten::repeat_interleave", False)):
+    for operator, expected in (
+        ("aten::contiguous", True),
+        ("aten::contiguous, op_id = 5", True),
+        ("aten::repeat_interleave", False),
+    ):
         program = Program()
         for _ in range(8):
             program.kernel(NORM, 50_000)
@@ -234,7 +244,7 @@ def test_a_copy_of_contiguous_converts_and_any_other_copy_may_not(tmp_path: Path
         found = finding(program.diagnosis(tmp_path), "layout_conversions")
         assert (found is not None) is expected
         if found is not None:
-            assert found["where"] == ["net.py:5 forward, aten::contiguous", copy]
+            assert found["where"] == [f"net.py:5 forward, {operator}", copy]
 
 
 @pytest.mark.parametrize("rule", ["dequantise_then_matmul", "unfused_elementwise", "layout_conversions"])

@@ -11,7 +11,7 @@ from worklog.analysis.context import place
 from worklog.rules import Case
 from worklog.rules.captures import NODES
 from worklog.traces.intervals import Intervals
-from worklog.traces.schema import GRAPH, OTHER, Trace
+from worklog.traces.schema import ANNOTATION, GRAPH, OPERATOR, OTHER, Trace
 
 PLACES = 3
 MANY = 100_000
@@ -80,10 +80,15 @@ def running(case: Case, rows: Any) -> int:
 
 
 def launched_inside(trace: Trace, what: Callable[[str], bool]) -> Any:
-    """Mask over activities: their call was made inside of a frame (operator, range) whose name is so."""
+    """Mask over activities: their call was made inside of an operator, or of a range, whose name is so.
+
+    Not of a Python function: its name holds a path, which says little of what it does. emit_nvtx writes more behind an
+    operator's name (`aten::mul, seq = 5, op_id = 7`).
+    """
     names = trace.frames["name"].cat
-    chosen = np.array([what(str(name)) for name in names.categories] + [False])
+    chosen = np.array([what(str(name).partition(",")[0]) for name in names.categories] + [False])
     frames = trace.frames[chosen[names.codes.to_numpy()]] if chosen.any() else trace.frames[:0]
+    frames = frames[frames["kind"].isin((OPERATOR, ANNOTATION))]
     inside = np.zeros(len(trace.calls) + 1, bool)
     start, thread = trace.calls["start_ns"].to_numpy(), trace.calls["thread"].to_numpy()
     for one, own in frames.groupby("thread"):
