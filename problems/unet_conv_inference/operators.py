@@ -63,6 +63,18 @@ def unchanged_share(model: torch.nn.Module, sample: Tensor, cond: Tensor) -> flo
     return sum(same) / sum(t.numel() for t in seen[: len(films)])
 
 
+def compiler_fault() -> str | None:
+    """Why torch.compile cannot write code for this CPU, in one sentence; None: it can."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "torch.compile needs a C++ compiler on a CPU and finds none; install g++"
+    return None
+
+
 def lowered(run: Callable[[], Tensor]) -> dict[str, Any]:
     """Compiles `run` by its first call, and counts in the code that Inductor wrote for it: calls of library code by
     name, and calls of kernels that Inductor wrote itself."""

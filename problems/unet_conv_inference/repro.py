@@ -205,8 +205,9 @@ def callables(variant: Variant, model: nn.Module, sample: Tensor, table: Tensor)
     """The model as the variant calls it: one step, and all steps from (noise, condition).
 
     sample: of the shape that will come. table [steps, 5]: of unet1d.ddpm_coefficients. Raises ProblemError where the
-    variant's kernels cannot run here.
+    variant's kernels, or the compiler, cannot run here.
     """
+    import operators
     import torch
 
     from worklog.workloads import unet1d
@@ -220,6 +221,8 @@ def callables(variant: Variant, model: nn.Module, sample: Tensor, table: Tensor)
             raise ProblemError(f"kernels/{name} cannot run here: {reason}")
         return kernels.build(model), kernels.build_sampler(model, table)
     mode = variant.options.get("compile")
+    if mode and sample.device.type == "cpu" and (reason := operators.compiler_fault()):
+        raise ProblemError(reason)
     forward = torch.compile(model, mode=mode) if mode else model
 
     def step(x: Tensor, timestep: Tensor, cond: Tensor) -> Tensor:

@@ -115,6 +115,20 @@ def test_what_is_counted_without_a_gpu(result: record.Record) -> None:
     assert facts["conv_gemm"]["data_movement_count"] > 10 * eager["data_movement_count"]
 
 
+def test_without_a_cpp_compiler_the_compiled_variant_is_unsupported(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "worklog.cli", "repro", NAME, "--config", "tiny", "--variant", "compile", "--json"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("CXX", "CC")}
+    environment |= {"PATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    argv += ["--out", str(tmp_path / "out")]
+    subprocess.run(argv, cwd=checkouts.REPOSITORY, env=environment, capture_output=True, text=True, timeout=120)
+    (folder,) = (tmp_path / "out").iterdir()
+    found = record.load(folder).variants["compile"]
+    assert (found.status, found.message) == (
+        "unsupported",
+        "torch.compile needs a C++ compiler on a CPU and finds none; install g++",
+    )
+
+
 def test_the_compilers_calls_are_counted_from_its_cache_too(result: record.Record) -> None:
     """The run has compiled the same network before, in another process."""
     variant = unet.variant("compile")

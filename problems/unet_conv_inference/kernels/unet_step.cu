@@ -449,6 +449,7 @@ template <class W> struct Block {
         }
       }
     }
+    cursor.pass(stream_chunk + (q.fragment + q.steps * TILES * 2) / PER_CHUNK);  // room for what comes, at once
     UNROLL for (int m = 0; m < TILES; m++)
       UNROLL for (int n = 0; n < N; n++)
         UNROLL for (int c = 0; c < 4; c++) acc[m][n][c] += low[m][n][c];
@@ -499,16 +500,17 @@ template <class W> struct Block {
   // The condition, mish(step features, global condition), in all blocks: the operand of all FiLM rows.
   DEV void condition(const Phase& ph) {
     const int words = p.condition_blocks * 16;
+#pragma unroll 2
+    for (int k = ph.in_channels + thread; k < words * W::ELEMENT; k += THREADS) {
+      const int i = k - ph.in_channels;
+      W::store(smem + p.shared.condition, words, 0, k, i < p.cond_dim ? mish(read(p.cond, i, p.values)) : 0.f);
+    }
 #pragma unroll 1
-    for (int k = words * W::ELEMENT - THREADS + thread; k >= 0; k -= THREADS) {  // the step's features last
-      float v[1] = {};
-      if (k < ph.in_channels) {
-        add_slices<float>(v, set + ph.in_offset + k, ph.in_channels, true);
-        v[0] = mish(v[0] + p.params[ph.params + k].x);
-      } else if (k < ph.in_channels + p.cond_dim) {
-        v[0] = mish(read(p.cond, k - ph.in_channels, p.values));
-      }
-      W::store(smem + p.shared.condition, words, 0, k, v[0]);
+    for (int k = thread; k < ph.in_channels; k += THREADS) {  // the step's features, which are still on their way
+      float v[1];
+      const float bias = __ldg(p.params + ph.params + k).x;
+      add_slices<float>(v, set + ph.in_offset + k, ph.in_channels, true);
+      W::store(smem + p.shared.condition, words, 0, k, mish(v[0] + bias));
     }
     meet<THREADS>();
   }
@@ -557,9 +559,12 @@ template <class W> struct Block {
   }
 
   DEV void phase(const Phase& ph) {
+    if (ph.kind == LAST && row_part) return;
+    int job = ph.kind == CONDITION ? FILM : MAIN;
+    Product q = describe(ph, job);  // before the wait, not after it
     if (ph.kind == CONDITION) {
       condition(ph);
-    } else if (ph.kind != LAST || row_part == 0) {
+    } else {
       clear_operand(ph);
       float v[2];
       input(ph, v);
@@ -575,8 +580,10 @@ template <class W> struct Block {
     }
     mark(OPERAND);
 #pragma unroll 1
-    for (int job = ph.kind == CONDITION ? FILM : MAIN; job < FILM + ph.film_tiles; job++)
-      if (job != RESIDUAL || ph.residual_out >= 0) compute(describe(ph, job), job);
+    while (job < FILM + ph.film_tiles) {  // only the first of them is waited for at once
+      if (job != RESIDUAL || ph.residual_out >= 0) compute(q, job);
+      q = describe(ph, ++job);
+    }
     if (ph.residual_in >= 0) {
       float v[2];
       gather(v, ph.residual_in, ph.out_channels, ph.columns);
