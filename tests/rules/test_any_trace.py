@@ -22,6 +22,7 @@ KERNELS = (
     "\x1b[2J'; rm -rf /",
 )
 WAYS = ("DtoH (Device -> Pageable)", "HtoD (Pageable -> Device)", "HtoD (Pinned -> Device)")
+CALLS = ("cudaLaunchKernel", "launchSomethingNew", "cudaMemcpyAsync", "cudaGraphLaunch", "cudaDeviceSynchronize")
 short = st.integers(0, 40_000)
 STEPS = st.one_of(
     st.tuples(st.just("kernel"), st.sampled_from(KERNELS), short, st.sampled_from((7, 9))),
@@ -42,6 +43,10 @@ def programs(draw: st.DrawFn) -> Program:
                 getattr(program, what)(*arguments)
     for event in draw(st.lists(st.sampled_from(program.events), max_size=4)):
         event["ts"] += draw(st.integers(-100, 100))  # clocks that disagree
+    if draw(st.integers(0, 3)) == 0:
+        for event in program.events:
+            if event["cat"] == "cuda_runtime":
+                event["name"] = draw(st.sampled_from(CALLS))
     if draw(st.booleans()):
         program.events = [event for event in program.events if draw(st.booleans())] or program.events[:1]
     return program

@@ -256,9 +256,13 @@ def test_graphs_without_rows_for_their_kernels_hide_them(tmp_path: Path, rule: s
     assert "--cuda-graph-trace=node" in reasons(found, rule)[0]
 
 
-def test_without_calls_kernels_still_say_what_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", [None, "launchSomethingNew"])
+def test_without_known_calls_kernels_still_say_what_they_are(tmp_path: Path, call: str | None) -> None:
     program = layers([(CAST, 80_000), (GEMM, 20_000), (MUL, 50_000), (MUL, 50_000), (TO, 50_000)])
-    program.events = [event for event in program.events if event["cat"] != "cuda_runtime"]
+    calls = [event for event in program.events if event["cat"] == "cuda_runtime"]
+    for event in calls:
+        event["name"] = call
+    program.events = [event for event in program.events if event["name"] is not None]
     found = program.diagnosis(tmp_path)
     for rule in ("dequantise_then_matmul", "unfused_elementwise", "layout_conversions"):
         assert finding(found, rule) is not None

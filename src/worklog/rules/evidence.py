@@ -68,7 +68,7 @@ def asking(case: Case, rows: Any) -> int:
         mine = asked[thread[asked] == one]
         others = np.flatnonzero((thread == one) & (calls["kind"].to_numpy() != OTHER))
         before = np.searchsorted(others, mine) - 1
-        since = np.where(before >= 0, end[others[before]], start[mine])
+        since = np.where(before >= 0, np.append(end[others], 0)[before], start[mine])
         spent += int(np.maximum(end[mine] - since, 0).sum())
     return spent
 
