@@ -90,6 +90,11 @@ def _variants() -> Iterator[Variant]:
             devices=cuda,
             options={"graph": True, "dtype": dtype},
         )
+    yield Variant(
+        slug="graph_film_once",
+        summary="as graph; a sampling computes the scales and shifts of all steps in one product",
+        options={"graph": True, "film_once": True},
+    )
     for slug, how, limit, what in (
         ("conv2d_channels_last", "conv2d", LIMITS["float32"], "2-D, weights channels-last"),
         ("conv_gemm", "gemm", EXACT_LIMIT, "one matrix product over unfolded input"),
@@ -224,6 +229,11 @@ def callables(variant: Variant, model: nn.Module, sample: Tensor, table: Tensor)
     if mode and sample.device.type == "cpu" and (reason := operators.compiler_fault()):
         raise ProblemError(reason)
     forward = torch.compile(model, mode=mode) if mode else model
+
+    if variant.options.get("film_once"):
+        import film_once
+
+        return model, film_once.sampler(model, table)
 
     def step(x: Tensor, timestep: Tensor, cond: Tensor) -> Tensor:
         return forward(x.to(sample.dtype), timestep, cond)

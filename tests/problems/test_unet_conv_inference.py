@@ -39,6 +39,7 @@ TINY = unet.config("tiny", "cpu")
 PUSH_T = dataclasses.replace(unet.config("push_t", "cuda"), device="cpu")
 
 import convolutions  # noqa: E402
+import film_once  # noqa: E402
 import operators  # noqa: E402
 import power_tones  # noqa: E402
 import push_t  # noqa: E402
@@ -253,6 +254,22 @@ def test_no_convolution_of_the_network_is_left(how: str) -> None:
     made = [m for m in model.modules() if isinstance(m, convolutions.LAYERS[how])]
     assert len(made) == 35
     assert not any(isinstance(m, nn.Conv1d | nn.ConvTranspose1d) for m in model.modules())
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_scales_and_shifts_of_all_steps_in_one_product(batch: int) -> None:
+    config = dataclasses.replace(TINY, batch=batch, steps=5)
+    model, table = repro.plain(config, torch.float32), unet1d.ddpm_coefficients(config.steps)
+    cond, noise = repro.inputs(config, torch.float32)[2], repro.starting_noise(config)
+    sampler = film_once.sampler(model, table)
+    linears = {}
+    for name, sample in (
+        ("once", lambda: sampler(noise, cond)),
+        ("each", lambda: unet1d.sample_actions(model, noise, cond, table)),
+    ):
+        linears[name] = operators.count(model, sample)["operators"]["aten.addmm"]
+        assert relative_error(sample(), repro.exact_actions(config, cond.double())) < repro.EXACT_LIMIT
+    assert linears == {"once": 2 + 1, "each": config.steps * (2 + 12)}
 
 
 def test_a_conv_block_that_does_not_run_is_beyond_the_limit() -> None:

@@ -144,7 +144,10 @@ class ConditionalUnet1D(nn.Module):
 
         A number, or a tensor on the host, costs a copy to the device, as in the authors' code.
         """
-        cond = torch.cat((self.step_features(timestep, sample), global_cond), dim=-1)
+        return self.predict(sample, torch.cat((self.step_features(timestep, sample), global_cond), dim=-1))
+
+    def predict(self, sample: Tensor, cond: Tensor) -> Tensor:
+        """As forward, from the whole condition: step features, then global_cond, [B, step_dim + cond_dim]."""
         x = sample.moveaxis(-1, -2)
         skips = []
         for first, second, down in self.down_modules:
