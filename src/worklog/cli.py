@@ -26,7 +26,7 @@ def main() -> None:
     try:
         app(prog_name="worklog")
     except (ProblemError, RecordError) as error:
-        typer.echo(f"worklog: {error}", err=True)
+        typer.echo(f"worklog: {terminal.clean(str(error))}", err=True)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from worklog.analysis import collectives, kernels, queue, ranks, timeline
+from worklog.analysis import collectives, kernels, operators, queue, ranks, timeline
 from worklog.problem import ProblemError
 from worklog.rules import Abstained, Case, Finding, communication
 from worklog.rules.coarse import RULES
@@ -37,7 +37,8 @@ def diagnose(file: Path, range_name: str | None = None) -> dict[str, Any]:
     of all devices, the share being of the sum of their spans; findings, most costly first; coverage; abstained [{rule,
     reason}]. An ncu report has no timeline: devices is [] and share_of_span None. A memory snapshot has `memory`
     (traces.memory, without its curve) beside, a timeline of several devices whose kernels communicate `collectives`
-    (analysis.ranks.summary). Raises ProblemError for a file that no reader takes, or a range that is not there.
+    (analysis.ranks.summary). A timeline without work of a GPU has `operators` (analysis.operators) beside.
+    Raises ProblemError for a file that no reader takes, or a range that is not there.
     """
     one = examine(file, range_name)
     talking = [member for member in one.members if len(member.collectives)]
@@ -109,6 +110,8 @@ def _timelines(trace: Trace, range_name: str | None) -> tuple[dict[str, Any], li
         "coverage": _coverage(trace, chosen, lines),
         "abstained": [asdict(one) for one in dict.fromkeys(abstained)],
     }
+    if trace.activities.empty and (own := operators.by_name(trace)):
+        found["operators"] = own
     whole = lines if range_name is None else [timeline.account(trace, *one) for one in trace.select().windows.items()]
     return found, collectives.of_trace(trace, chosen, lines, whole)
 

@@ -9,8 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from worklog.render.diagnosis import clean
-from worklog.render.terminal import NONE, microseconds, three
+from worklog.render.terminal import NONE, clean, microseconds, three
 
 NARROW = 110
 """Below this width the spread has no column."""

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from worklog.render import collectives
-from worklog.render.terminal import microseconds, size
+from worklog.render.terminal import clean, microseconds, size
 from worklog.traces.activity import short_name
 
 PARTS = {
@@ -56,6 +56,8 @@ def report(found: dict[str, Any], width: int = 120) -> Group:
         parts += [Text(), _memory(found["memory"])]
     if found["kernels"]:
         parts += [Text(), _kernels(found["kernels"])]
+    if "operators" in found:
+        parts += [Text(), _operators(found["operators"])]
     if "collectives" in found:
         parts += [Text(), collectives.table(found["collectives"])]
     names = {kernel["name"] for kernel in found["kernels"]}
@@ -134,6 +136,18 @@ def _kernels(kernels: list[dict[str, Any]]) -> Table:
     return table
 
 
+def _operators(operators: list[dict[str, Any]]) -> Group:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("operator", overflow="fold")
+    for name in ("count", "own time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in operators[:KERNELS]:
+        table.add_row(Text(clean(row["name"])), str(row["count"]), microseconds(row["self_cpu_ns"] / 1e3))
+    spent = sum(row["self_cpu_ns"] for row in operators)
+    heading = f"CPU alone, no work of a GPU: {microseconds(spent / 1e3)} in {len(operators)} operators"
+    return Group(Text(heading, style="bold"), table)
+
+
 def explained(finding: dict[str, Any], kernels: set[str]) -> list[RenderableType]:
     """`kernels`: those names among a finding's places that are to be shortened."""
     evidence = [_evidence(name, value) for name, value in finding["evidence"].items() if value is not False]
@@ -198,8 +212,3 @@ def not_judged(abstained: list[dict[str, Any]]) -> list[str]:
         f"Not judged by {', '.join(rules) if len(rules) <= NAMED else f'{len(rules)} rules'}: {clean(reason)}."
         for reason, rules in by_reason.items()
     ]
-
-
-def clean(text: str) -> str:
-    """Names come from other programs: nothing in them may steer the terminal."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -10,8 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from worklog.render.diagnosis import clean
-from worklog.render.terminal import three
+from worklog.render.terminal import clean, three
 from worklog.traces.activity import short_name
 
 ROWS = 12

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from worklog.render import collectives
-from worklog.render.diagnosis import PARTS, bar, clean, explained, not_judged
-from worklog.render.terminal import microseconds
+from worklog.render.diagnosis import PARTS, bar, explained, not_judged
+from worklog.render.terminal import clean, microseconds
 
 FROM = {
     "trace": "numbered as their traces say",

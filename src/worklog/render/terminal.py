@@ -181,3 +181,8 @@ def progress(slugs: Sequence[str], console: Console) -> Iterator[Callable[[str, 
             console.print(Text.assemble(f"{slug}: ", status, f", {result.seconds:.1f} s"))
 
         yield notify
+
+
+def clean(text: str) -> str:
+    """Names come from other programs: nothing in them may steer the terminal."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

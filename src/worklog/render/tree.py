@@ -12,8 +12,7 @@ from rich.text import Text
 
 from worklog.analysis.labels import INSTANCE
 from worklog.analysis.views import LEVELS
-from worklog.render.diagnosis import clean
-from worklog.render.terminal import microseconds
+from worklog.render.terminal import clean, microseconds
 from worklog.traces.activity import short_name
 
 WHAT = {
