@@ -6,6 +6,7 @@ import configparser
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 """What the images are told to be built from."""
 CALLER = 4242
 """The number of a user who starts containers, on the host alone."""
+LINGER = '"$@"; code=$?; sleep 0.2; exit $code'
+"""buildah 1.28 at times loses what a program says in its last moment: `id -u` once in 60, on a busy machine."""
 PIP_FILES = (Path("/etc/pip.conf"), Path.home() / ".config/pip/pip.conf", Path.home() / ".pip/pip.conf")
 
 
@@ -47,14 +50,14 @@ class Buildah:
 
     With the kernel's overlay file system each instruction becomes a layer that later builds share. Where that cannot be
     mounted (a container, say), vfs: there a layer is a whole copy, so an image gets only one above its base.
+    $STORAGE_DRIVER chooses, as for buildah itself.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.layered = (
-            subprocess.run([*self._with("overlay"), "info"], capture_output=True, check=False).returncode == 0
-        )
-        self.driver = "overlay" if self.layered else "vfs"
+        overlay = subprocess.run([*self._with("overlay"), "info"], capture_output=True, check=False).returncode == 0
+        self.driver = os.environ.get("STORAGE_DRIVER") or ("overlay" if overlay else "vfs")
+        self.layered = self.driver == "overlay"
         self.argv = self._with(self.driver)
         self.pip = folder / "pip.conf"
         self.shared = self._pip_settings()
@@ -87,8 +90,13 @@ class Buildah:
 
     def build(self, dockerfile: Path, tag: str, context: Path, *options: str, **arguments: str) -> list[str]:
         own = [*options, *(f"--build-arg={name}={value}" for name, value in arguments.items())]
-        how = ["--isolation", "chroot", *(["--layers"] if self.layered else []), *self.shared]
+        how = ["--isolation", "chroot", "--force-rm", *(["--layers"] if self.layered else []), *self.shared]
         return self("bud", *how, *own, "--file", dockerfile, "--tag", tag, context)
+
+    def remove(self) -> None:
+        """Containers first: what is mounted in them would stay."""
+        subprocess.run([*self.argv, "rm", "--all"], capture_output=True, check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def inspect(self, image: str) -> dict[str, Any]:
         """Of the OCI image: config, history, rootfs."""
@@ -121,7 +129,8 @@ class Container:
     ) -> subprocess.CompletedProcess[str]:
         """`docker run [OPTIONS] [--entrypoint ENTRYPOINT] IMAGE WORDS`; `options`: --user, --volume, --cap-add."""
         entry = self.entrypoint if entrypoint is None else entrypoint
-        argv = [*self.buildah.argv, "run", "--isolation", "chroot", *options, self.name, "--", *entry, *words]
+        own = [*options, self.name, "--", "sh", "-c", LINGER, "sh", *entry, *words]
+        argv = [*self.buildah.argv, "run", "--isolation", "chroot", *own]
         return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=900)
 
     def sh(self, program: str, *options: str) -> str:

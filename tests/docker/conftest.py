@@ -41,8 +41,9 @@ def buildah() -> Iterator[Buildah]:
     if why := _installed("buildah", "debootstrap"):
         pytest.skip(why)
     folder = Path(tempfile.mkdtemp(prefix="worklog-images-"))  # not pytest's, which are kept: this is gigabytes
-    yield Buildah(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    made = Buildah(folder)
+    yield made
+    made.remove()
 
 
 @pytest.fixture(scope="session")

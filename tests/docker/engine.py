@@ -54,6 +54,9 @@ class Engine:
         return subprocess.run(words, cwd=cwd, env=own, capture_output=True, text=True, check=False, timeout=600)
 
     def stop(self) -> None:
+        """Nothing of it stays: the bridges of its networks would outlive the daemon."""
         if self.daemon and self.daemon.poll() is None:
+            self("sh", "-c", "docker ps --all --quiet | xargs --no-run-if-empty docker rm --force")
+            self("docker", "network", "prune", "--force")
             self.daemon.terminate()
             self.daemon.wait(timeout=60)

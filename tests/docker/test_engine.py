@@ -130,7 +130,8 @@ def test_a_port_that_is_taken(engine: Engine, checkout: Path) -> None:
     assert "127.0.0.1:8888: bind: address already in use" in PAGE.read_text()
     free = compose(engine, checkout, "up", "notebook", WORKLOG_PORT=port)
     assert free.returncode == 0, free.stderr
-    compose(engine, checkout, "--profile", "*", "down", "--volumes")
+    down = compose(engine, checkout, "--profile", "*", "down", "--volumes")
+    assert down.returncode == 0, down.stderr
 
 
 def test_the_ncu_service_has_one_capability_and_it_takes_more_than_an_option(engine: Engine) -> None:
