@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from worklog.analysis.context import place
 from worklog.rules import Case
@@ -61,10 +62,11 @@ def asking(case: Case, rows: Any) -> int:
     """ns of the host between the last call that launched, copied or waited, and the end of the call for an activity."""
     calls = case.trace.calls
     start, end, thread = (calls[name].to_numpy() for name in ("start_ns", "end_ns", "thread"))
-    asked = np.unique(case.trace.activities["call"].to_numpy()[rows])
-    asked = asked[asked >= 0]
+    chosen = np.zeros(len(calls) + 1, bool)
+    chosen[case.trace.activities["call"].to_numpy()[rows]] = True
+    asked = np.flatnonzero(chosen[:-1])  # the last stands for -1
     spent = 0
-    for one in np.unique(thread[asked]):
+    for one in pd.unique(thread[asked]):
         mine = asked[thread[asked] == one]
         others = np.flatnonzero((thread == one) & (calls["kind"].to_numpy() != OTHER))
         before = np.searchsorted(others, mine) - 1

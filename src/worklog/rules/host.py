@@ -124,7 +124,7 @@ def _profiled(case: Case, late: Any) -> Any:
     graphs = calls[calls["graph"].to_numpy()]
     longer = np.maximum((graphs["end_ns"] - graphs["start_ns"]).to_numpy() - CALL_NS, 0)
     spent = np.zeros(len(late), np.int64)
-    for one in np.unique(thread):
+    for one in pd.unique(thread):
         mine = thread == one
         until = np.maximum.accumulate(asked[mine])
         after = np.minimum(np.maximum(np.append(since[mine][:1], until[:-1]), since[mine]), until)

@@ -166,7 +166,7 @@ def _drains(case: Case, waiting: Any) -> Drains:
     start, end, thread = (calls[name].to_numpy() for name in ("start_ns", "end_ns", "thread"))
     whose = thread[case.trace.activities["call"].to_numpy()[gaps["next"].to_numpy()[late]]]
     found = np.full(len(late), -1)
-    for one in np.unique(whose):
+    for one in pd.unique(whose):
         rows, mine = np.flatnonzero(waiting & (thread == one)), whose == one
         found[mine] = np.append(rows, -1)[np.searchsorted(start[rows], begun[mine], side="right") - 1]
     drained = (found >= 0) & (np.append(end, np.iinfo(np.int64).min)[found] >= begun)
