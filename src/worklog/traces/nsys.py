@@ -79,7 +79,7 @@ def _open(file: Path) -> Iterator[Export]:
             where = f"{database.absolute().as_uri()}?mode=ro&immutable=1"
             with closing(sqlite3.connect(where, uri=True)) as connection:
                 yield Export(Sqlite(connection))
-    except (ExportError, sqlite3.DatabaseError) as error:
+    except (ExportError, sqlite3.DatabaseError, UnicodeError) as error:
         what = Parquet.name if file.is_dir() else Sqlite.name
         raise ProblemError(f"{file}: is no {what} of nsys ({error}).") from error
 

@@ -41,6 +41,7 @@ class Sqlite:
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self.database = database
+        database.text_factory = lambda text: text.decode(errors="replace")  # names may be of any bytes
 
     def columns(self, table: str) -> set[str]:
         return {row[1] for row in self.database.execute(f'PRAGMA table_info("{table}")')}
