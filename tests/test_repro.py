@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from worklog import record as records
+from worklog import runner
 from worklog.record import Record
 
 HERE = Path(__file__).parent
@@ -279,6 +280,7 @@ def test_disk_that_fills_during_the_run_leaves_nothing_half_written(small_disk):
     assert re.search(r"plain +[\d.]+ .s", process.stdout), "the table is printed all the same"
     assert "The run is over but could not be kept: " in process.stderr
     assert "No space left on device" in process.stderr
+    assert process.stderr.endswith(f"; {runner.remedy()}.\n")
     assert "Traceback" not in process.stderr
     assert list((small_disk / "out").iterdir()) == []
 
@@ -296,10 +298,7 @@ def test_disk_that_is_full_from_the_start_stops_the_run_before_it_begins(tmp_pat
         check=False,
     )
     assert process.returncode == 2
-    assert (
-        process.stderr
-        == f"worklog: {tmp_path}: cannot be written (File too large); choose another folder with --out.\n"
-    )
+    assert process.stderr == f"worklog: {tmp_path}: cannot be written (File too large); {runner.remedy()}.\n"
     assert list(tmp_path.iterdir()) == []
 
 

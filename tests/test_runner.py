@@ -47,3 +47,9 @@ def test_exit_code_of_an_interrupted_run():
 )
 def test_gpu_slug(name, slug):
     assert runner.gpu_slug(name) == slug
+
+
+@pytest.mark.parametrize(("inside", "what"), [(False, "another folder with --out"), (True, "scripts/docker-run")])
+def test_remedy_for_a_full_folder(monkeypatch: pytest.MonkeyPatch, inside: bool, what: str) -> None:
+    monkeypatch.setattr(runner.container, "inside", lambda: inside)
+    assert what in runner.remedy()

@@ -20,7 +20,8 @@ CAP_SYS_ADMIN = 21
 """Bit of CapEff in /proc/self/status, from linux/capability.h."""
 PERMISSION_PAGE = "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
 PERMISSION_REMEDY = (
-    "run as root or with CAP_SYS_ADMIN (docker run --cap-add=SYS_ADMIN), or let every user read the counters: put "
+    "run as root (in this repository's images: scripts/docker-run PROBLEM_ncu; in others root with "
+    "--cap-add=SYS_ADMIN), or let every user read the counters: put "
     f"'options nvidia NVreg_RestrictProfilingToAdminUsers=0' into /etc/modprobe.d/ and reboot ({PERMISSION_PAGE})"
 )
 NSYS_REMEDY = (

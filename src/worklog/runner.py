@@ -20,7 +20,7 @@ from typing import IO, Literal
 
 import msgspec
 
-from worklog import environment
+from worklog import container, environment
 from worklog.capture.paths import scrub
 from worklog.problem import Config, Device, Problem, ProblemError, Variant, root
 from worklog.process import last_line, supervise
@@ -48,7 +48,7 @@ class Outcome:
     folder: Path | None
     """None: the record could not be written."""
     failure: str | None = None
-    """Why not, in one sentence."""
+    """Why not, and what to do, in one sentence."""
 
 
 def choose_device(asked: Literal["auto", "cpu", "cuda"]) -> Device:
@@ -189,7 +189,7 @@ def finish(record: Record, folder: Path) -> Outcome:
         save(record, folder)
         folder.rename(final)
     except (OSError, RecordError) as error:
-        return Outcome(record, None, str(error))
+        return Outcome(record, None, f"{error}; {remedy()}.")
     return Outcome(record, final)
 
 
@@ -262,7 +262,14 @@ def staging(parent: Path, record: Record) -> Iterator[Path]:
             save(record, folder)
         except RecordError as error:
             why = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
-            raise ProblemError(f"{parent}: cannot be written ({why}); choose another folder with --out.") from error
+            raise ProblemError(f"{parent}: cannot be written ({why}); {remedy()}.") from error
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def remedy() -> str:
+    """What to do where a results folder takes no more."""
+    if container.inside():
+        return "free some space, or mount a folder that this user may write: scripts/docker-run does"
+    return "free some space, or choose another folder with --out"
