@@ -66,6 +66,14 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> OnCpu:
     return OnCpu(library)
 
 
+def test_sizes_are_the_kernels() -> None:
+    text = nvcc.SOURCE.read_text()
+    for name in ("SLICES", "BLOCKS", "FRAGMENT", "CHUNK", "ELEMENTS"):
+        assert int(re.search(rf"\b{name} = (\d+)[,;]", text).group(1)) == getattr(phase, name)
+    assert re.search(r"WARPS = 8, THREADS = WARPS \* 32", text)
+    assert phase.THREADS == 256
+
+
 def test_structures_are_the_kernels(on_cpu: OnCpu) -> None:
     assert on_cpu.library.unet_step_sizes(0) == ctypes.sizeof(Args)
     assert on_cpu.library.unet_step_sizes(1) == 4 * phase.PHASE_WORDS
@@ -249,7 +257,7 @@ def test_machine_code_is_what_was_meant(triton, compiled, kernel, product) -> No
     assert products
     assert all(line.startswith(product) for line in products)
     copies = [line for line in lines if line.startswith("UBLKCP")]
-    assert len(copies) == 1
+    assert len(copies) == 2  # the ring's first round, before all else, and the rest
     weights = [line for line in lines if line.startswith("LDS.128")]
     assert len(weights) >= 2 * 15  # two for each of the tiles of all instances, and the operands
     polled = [line for line in lines if line.startswith("LDG") and "STRONG.GPU" in line]
@@ -304,12 +312,11 @@ def test_triton_kernels_compiled_for_hopper(python: Python, triton: Path, tmp_pa
     programs = json.loads(done.stdout)
     counts = {
         call: {
-            k: sum(p["counts"].get(call, 0) for p in programs if p["kernel"] == k)
-            for k in ("_conv", "_finish", "_last")
+            k: sum(p["counts"].get(call, 0) for p in programs if p["kernel"] == k) for k in ("conv", "finish", "last")
         }
         for call in ("step", "bf16", "sampling")
     }
-    step = {"_conv": 34, "_finish": 29, "_last": 1}  # 25 conv blocks, 5 residuals, 4 down and up
+    step = {"conv": 34, "finish": 29, "last": 1}  # 25 conv blocks, 5 residuals, 4 down and up
     assert counts == {"step": step, "bf16": step, "sampling": {name: 2 * count for name, count in step.items()}}
     for number, program in enumerate(programs):
         code, ptx = (tmp_path / f"{number}.sass").read_text(), (tmp_path / f"{number}.ptx").read_text()
@@ -319,5 +326,5 @@ def test_triton_kernels_compiled_for_hopper(python: Python, triton: Path, tmp_pa
         before = ptx.partition("griddepcontrol.wait")[0]
         assert ptx.count("griddepcontrol.wait") == 1
         assert not re.search(r"\b(st|red|atom)\.global", before), program
-        if program["kernel"] == "_conv":  # tensor cores
+        if program["kernel"] == "conv":  # tensor cores
             assert "HMMA" in code or "HGMMA" in code

@@ -16,19 +16,19 @@ from typing import Any
 
 import torch
 from hopper_code import CUOBJDUMP, Recorder, compiled
-from kernels import fused_triton
+from kernels import fused_triton, triton_kernels
 
 from worklog.workloads import unet1d
 
-NAMES = ("_conv", "_finish", "_last")
+NAMES = ("conv", "finish", "last")
 
 
 def launches_of(dtype: torch.dtype, steps: int) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
     """One step, or with `steps` the sampling, at batch 1."""
     launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
-    kernels = {name: getattr(fused_triton, name) for name in NAMES}
+    kernels = {name: getattr(triton_kernels, name) for name in NAMES}
     for name, kernel in kernels.items():
-        setattr(fused_triton, name, Recorder(kernel, launches))
+        setattr(triton_kernels, name, Recorder(kernel, launches))
     model = unet1d.build(0, dtype, "meta")
     sample, _, cond = unet1d.inputs(dtype=dtype, device="meta")
     if steps:
@@ -37,7 +37,7 @@ def launches_of(dtype: torch.dtype, steps: int) -> list[tuple[Any, tuple[Any, ..
     else:
         fused_triton.build(model)(sample, torch.empty((), device="meta", dtype=torch.int64), cond)
     for name, kernel in kernels.items():
-        setattr(fused_triton, name, kernel)
+        setattr(triton_kernels, name, kernel)
     return launches
 
 

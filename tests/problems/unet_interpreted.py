@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 import triton.language as tl
-from kernels import fused_triton, layers
+from kernels import fused_triton, layers, triton_kernels
 
 from worklog.measure.correctness import relative_error
 from worklog.workloads import unet1d
@@ -19,9 +19,9 @@ LIMITS = {torch.float32: 3e-6, torch.float16: 1e-2}  # the interpreter cuts floa
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch):
-    monkeypatch.setattr(fused_triton, "gdc_wait", lambda: None)
-    monkeypatch.setattr(fused_triton, "gdc_launch_dependents", lambda: None)
-    monkeypatch.setattr(fused_triton, "range", plain_range, raising=False)
+    monkeypatch.setattr(triton_kernels, "gdc_wait", lambda: None)
+    monkeypatch.setattr(triton_kernels, "gdc_launch_dependents", lambda: None)
+    monkeypatch.setattr(triton_kernels, "range", plain_range, raising=False)
     monkeypatch.setattr(fused_triton, "supported", lambda *_: None)
     monkeypatch.setattr(fused_triton.TritonUnet, "scratch", poisoned)
     monkeypatch.setattr(fused_triton, "PROGRAMS", 12)  # the interpreter takes milliseconds for each

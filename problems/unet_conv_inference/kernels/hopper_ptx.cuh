@@ -91,7 +91,7 @@ DEV void spin() {}  // between two looks at what is not there yet
 
 // d [16 x 8] += a [16 x k] b [k x 8]: 32 bytes of k. Thread 4 g + t holds rows g, g + 8 of a and d, column g of b.
 #define MMA(SHAPE, TYPE)                                                                                             \
-  asm volatile("mma.sync.aligned." SHAPE ".row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+  asm("mma.sync.aligned." SHAPE ".row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1))
 DEV void mma_tf32(float (&d)[4], uint4 a, uint32_t b0, uint32_t b1) { MMA("m16n8k8", "tf32"); }
 DEV void mma_bf16(float (&d)[4], uint4 a, uint32_t b0, uint32_t b1) { MMA("m16n8k16", "bf16"); }

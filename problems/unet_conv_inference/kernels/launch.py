@@ -23,7 +23,8 @@ NUMBERS = (
     "condition_blocks", "first_channels",
 )  # fmt: skip
 SHARED = (
-    "operand", "condition", "kept", "sums", "stats", "x", "first", "phases", "flags", "barriers", "ring", "ring_chunks",
+    "operand", "condition", "kept", "sums", "stats", "x", "first", "last", "phases", "flags", "barriers", "ring",
+    "ring_chunks",
 )  # fmt: skip
 
 

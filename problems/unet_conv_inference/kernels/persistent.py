@@ -42,6 +42,8 @@ def supported(model: nn.Module, sample: Tensor) -> str | None:
     """
     if not sample.is_cuda:
         return "the sample is not on a CUDA GPU"
+    if sample.device.index != torch.cuda.current_device():
+        return "the sample is not on the current GPU"
     properties = torch.cuda.get_device_properties(sample.device)
     if (properties.major, properties.minor) != (9, 0) or properties.multi_processor_count < BLOCKS:
         return f"{properties.name} is not a Hopper GPU with {BLOCKS} multiprocessors"
@@ -72,8 +74,13 @@ def not_compiled() -> str | None:
 class PersistentUnet:
     """Called as the model: sample [B, T, action_dim], timestep, global_cond [B, cond_dim] -> [B, T, action_dim].
 
-    Where the kernel does not support a call, the model itself runs, with one warning.
+    Where the kernel does not support a call, the model itself runs, with one warning. The model's weights are packed on
+    the first call, once for steps and once for sampling; later changes of the model do not show. One stream at a time:
+    launches share a workspace.
     """
+
+    resident_chunks = 0
+    """Of a block's stream, this many 8 KB are marked for L2 to keep until the next step; all else passes through."""
 
     def __init__(
         self, model: nn.Module, launch: Launch = on_gpu, why_not: Callable[..., str | None] = supported
@@ -81,7 +88,7 @@ class PersistentUnet:
         self.model, self.launch, self.why_not = model, launch, why_not
         self.launchers: dict[tuple[int, bool], Launcher] = {}
         self.streams: dict[bool, Tensor] = {}
-        self.reasons: dict[tuple[int, torch.dtype, torch.device], str | None] = {}
+        self.reasons: dict[tuple[int, torch.dtype, torch.device, int], str | None] = {}
 
     def launcher(self, horizon: int, sampling: bool = False) -> Launcher:
         """Made on first use; the packed weights do not depend on the horizon."""
@@ -91,11 +98,13 @@ class PersistentUnet:
             if sampling not in self.streams:
                 self.streams[sampling] = packing.stream(self.model, made, dtype)
             self.launchers[horizon, sampling] = Launcher(self.model, made, self.streams[sampling], self.launch)
-        return self.launchers[horizon, sampling]
+        launcher = self.launchers[horizon, sampling]
+        launcher.args.resident_chunks = self.resident_chunks
+        return launcher
 
     def falls_back(self, sample: Tensor) -> bool:
         """Looked into once for each horizon, type and device: the model's weights are packed once, too."""
-        kind = sample.shape[1], sample.dtype, sample.device
+        kind = sample.shape[1], sample.dtype, sample.device, torch.cuda.current_device() if sample.is_cuda else 0
         if kind not in self.reasons:
             reason = self.why_not(self.model, sample)
             if reason and reason not in self.reasons.values():

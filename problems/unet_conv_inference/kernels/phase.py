@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from worklog.workloads.unet1d import UnetShape
+
 ROW_PARTS, SLICES = 16, 8
 BLOCKS = ROW_PARTS * SLICES  # 128 of the 132 multiprocessors of an H200: everything divides, 3 % stand idle
 THREADS = 256  # that compute; two more warps fetch weights and clear the workspace
@@ -66,11 +68,15 @@ class Phase:
     def slice_channels(self) -> int:
         return (self.in_channels + self.concat_channels) // SLICES
 
-    @property
-    def row_parts(self) -> int:
-        """Blocks' rows that hold weights; the others' are zero."""
-        return -(-self.rows // (16 * self.tiles))
-
 
 PHASE_FIELDS = tuple(f.name for f in dataclasses.fields(Phase) if f.name != "name")
 PHASE_WORDS = 36  # a multiple of 16 bytes: blocks copy phases in vectors
+
+
+def first_width(shape: UnetShape) -> int:
+    """Values a channel of the first block: weights of its conv, of its residual conv, and both biases."""
+    return shape.action_dim * (shape.kernel_size + 1) + 2
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

@@ -38,6 +38,8 @@ from kernels.phase import (
     SPLIT_WORDS,
     THREADS,
     Phase,
+    ceil_div,
+    first_width,
 )
 from worklog.workloads.unet1d import UnetShape
 
@@ -116,8 +118,9 @@ class Plan:
             "kept": self.slots * ELEMENTS,
             "sums": 2 * (THREADS // 32) * OUTPUTS,
             "stats": 2 * THREADS // 32,
-            "x": self.shape.action_dim * self.horizon,
+            "x": self.shape.action_dim * (self.horizon + self.shape.kernel_size - 1),
             "first": self.shape.widths[0] // SLICES * first_width(self.shape),
+            "last": self.shape.widths[0] // SLICES * self.shape.action_dim,
             "phases": len(self.phases) * PHASE_WORDS,
             "flags": 4,
             "barriers": 4 * 32,
@@ -185,8 +188,7 @@ class Plan:
         self.begin(embedded, kind=CONDITION).name = "condition"
 
     def conv(self, phase: Phase, layer: str, channels: int) -> Source:
-        taps = self.shape.kernel_size
-        return self.product(phase, layer, channels, taps, taps // 2)
+        return self.product(phase, layer, channels, self.shape.kernel_size, self.shape.kernel_size // 2)
 
     def resnet(self, name: str, source: Source, channels: int, **extra: int) -> Source:
         """Two conv blocks, FiLM between them, and the residual."""
@@ -270,11 +272,6 @@ class Plan:
             phase.film_fragment = at if i == 0 else phase.film_fragment
 
 
-def first_width(shape: UnetShape) -> int:
-    """Values a channel of the first block: weights of its conv, of its residual conv, and both biases."""
-    return shape.action_dim * (shape.kernel_size + 1) + 2
-
-
 def film_rows(shape: UnetShape) -> Iterator[tuple[str, int]]:
     """(residual block, rows of its FiLM linear), in the order in which the chain uses them."""
     for level, width in enumerate(shape.widths):
@@ -282,10 +279,6 @@ def film_rows(shape: UnetShape) -> Iterator[tuple[str, int]]:
     yield from ((f"mid_modules.{i}", 2 * shape.widths[-1]) for i in range(2))
     for i, level in enumerate(range(len(shape.widths) - 1, 0, -1)):
         yield from ((f"up_modules.{i}.{k}", 2 * shape.widths[level - 1]) for k in range(2))
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def unsupported(shape: UnetShape, horizon: int) -> str | None:

@@ -53,7 +53,7 @@ struct alignas(16) Phase {  // kernels/phase.py says what each is
   int unused[3];  // a multiple of 16 bytes
 };
 struct Shared {  // byte offsets
-  int operand, condition, kept, sums, stats, x, first, phases, flags, barriers, ring, ring_chunks;
+  int operand, condition, kept, sums, stats, x, first, last, phases, flags, barriers, ring, ring_chunks;
 };
 struct Args {
   const uint8_t* stream;       // [BLOCKS][chunks] of CHUNK bytes
@@ -138,21 +138,24 @@ DEV void wait_for(uint64_t* bar, uint32_t parity) {
   while (!mbar_try_wait(bar, parity)) spin();
 }
 
-// Warp 8: the block's stream into the ring, chunk after chunk, for all steps; it knows of no phases.
-DEV void produce(const Args& p, uint8_t* ring, uint64_t* full, uint64_t* empty) {
-  if (!elected()) return;
-  const uint64_t once = policy_evict_first(), often = policy_evict_last();
-  const uint8_t* stream = p.stream + size_t(blockIdx.x) * p.chunks * CHUNK;
-  int slot = 0;
+// Warp 8: the block's stream into the ring, chunk after chunk, for all steps; it knows of no phases. One thread's.
+struct Producer {
+  const Args& p;
+  uint8_t* ring;
+  uint64_t *full, *empty;
+  int slot = 0, step = 0, chunk = 0;
   uint32_t parity = 1;  // a fresh barrier counts as one whose round before is over
-  for (int step = 0; step < p.steps; step++)
-    for (int i = 0; i < p.chunks; i++) {
-      wait_for(empty + slot, parity);
-      mbar_expect(full + slot, CHUNK);
-      bulk_copy(ring + slot * CHUNK, stream + size_t(i) * CHUNK, CHUNK, full + slot, i < p.resident_chunks ? often : once);
-      if (++slot == p.shared.ring_chunks) slot = 0, parity ^= 1;
-    }
-}
+  uint64_t once = policy_evict_first(), often = policy_evict_last();
+  DEV bool done() { return step == p.steps; }
+  DEV void next() {
+    while (!mbar_try_wait(empty + slot, parity)) spin();
+    mbar_expect(full + slot, CHUNK);
+    const uint8_t* from = p.stream + (size_t(blockIdx.x) * p.chunks + chunk) * CHUNK;
+    bulk_copy(ring + slot * CHUNK, from, CHUNK, full + slot, chunk < p.resident_chunks ? often : once);
+    if (++slot == p.shared.ring_chunks) slot = 0, parity ^= 1;
+    if (++chunk == p.chunks) chunk = 0, step++;
+  }
+};
 
 // Warp 9: see "Exchange". flags: [0] steps that this block has finished, [1] steps that may start, [2] broken.
 DEV void clean(const Args& p, uint32_t* flags, uint32_t epoch) {
@@ -328,21 +331,17 @@ template <class W> struct Block {
     if (!mine) return;
     const int taps = p.kernel_size, dim = p.action_dim, width = dim * (taps + 1) + 2, T = ph.in_columns;
     const float *w = floats(p.shared.first) + channel[0] * width, *x = floats(p.shared.x);
-    UNROLL for (int i = 0; i < 2; i++) {
-      float sum = w[width - 2], through = w[width - 1];
+    v[0] = v[1] = w[width - 2], residual[0] = residual[1] = w[width - 1];
 #pragma unroll 1
-      for (int d = 0; d < dim; d++) {
-#pragma unroll 1
-        for (int j = 0; j < taps; j++) {
-          const int at = column + i + j - taps / 2;
-          if (at >= 0 && at < T) sum = fmaf(w[d * taps + j], x[d * T + at], sum);
-        }
-        through = fmaf(w[dim * taps + d], x[d * T + column + i], through);
-      }
-      v[i] = sum, residual[i] = through;
-      const int row = slice * (ph.in_channels / SLICES) + channel[0];
-      if (row_part == 0) store_relaxed(set + ph.in_offset + row * T + column + i, sum);  // for who looks at layers
+    for (int d = 0; d < dim; d++) {
+      const float* row = x + d * (T + taps - 1) + column;  // taps / 2 zeros before the first position
+#pragma unroll 5
+      for (int j = 0; j < taps; j++)
+        v[0] = fmaf(w[d * taps + j], row[j], v[0]), v[1] = fmaf(w[d * taps + j], row[j + 1], v[1]);
+      UNROLL for (int i = 0; i < 2; i++) residual[i] = fmaf(w[dim * taps + d], row[i + taps / 2], residual[i]);
     }
+    float* seen = set + ph.in_offset + (slice * (ph.in_channels / SLICES) + channel[0]) * T + column;
+    if (row_part == 0) store_relaxed(seen, v[0]), store_relaxed(seen + 1, v[1]);  // for who looks at layers
   }
 
   // Mean and 1 / standard deviation of the slice's `count` elements, by all 256 threads. Each warp sums squares around a
@@ -521,7 +520,7 @@ template <class W> struct Block {
     const int warps = (own * columns + 63) / 64;
     float* sums = floats(p.shared.sums) + products++ % 2 * WARPS * THREADS;
     for (int d = 0; d < p.action_dim; d++) {
-      const float w = channel < own ? p.last[d * ph.in_channels + slice * own + channel] : 0.f;
+      const float w = channel < own ? floats(p.shared.last)[d * own + channel] : 0.f;
       float a = w * v[0], b = w * v[1];
       for (int o = columns / 2; o < 32; o *= 2) a += __shfl_xor_sync(~0u, a, o), b += __shfl_xor_sync(~0u, b, o);
       if (2 * lane < columns) {
@@ -542,16 +541,19 @@ template <class W> struct Block {
     const int T = p.horizon, outputs = p.action_dim * T;
     if (thread < outputs) {
       const int channel = thread >> log2_of(T), at = (thread & (T - 1)) * p.action_dim + channel;
-      float sum[1];
-      add_slices<float>(sum, set + p.eps_offset + thread, outputs, true);
-      const float eps = sum[0] + p.last_bias[channel];
-      float result = eps;
+      const float bias = p.last_bias[channel];
+      float sum[1], c[5], noise = 0;
+      if (p.sampling) {  // asked for before the wait
+        UNROLL for (int i = 0; i < 5; i++) c[i] = p.coefficients[step * 5 + i];
+        noise = p.noise[step * outputs + at];
+      }
+      add_slices<float>(sum, set + p.eps_offset + thread, outputs, p.sampling || blockIdx.x == 0);
+      float result = sum[0] + bias;
       if (p.sampling) {
-        float& x = floats(p.shared.x)[thread];
-        const float* c = p.coefficients + step * 5;
-        const float start = (x - c[0] * eps) / c[1];
+        float& x = floats(p.shared.x)[channel * (T + p.kernel_size - 1) + p.kernel_size / 2 + (thread & (T - 1))];
+        const float start = (x - c[0] * result) / c[1];
         const float clipped = start != start ? start : fminf(fmaxf(start, -1.f), 1.f);  // NaN stays
-        result = x = c[2] * clipped + c[3] * x + c[4] * p.noise[step * outputs + at];
+        result = x = c[2] * clipped + c[3] * x + c[4] * noise;
       }
       if (blockIdx.x == 0 && step == p.steps - 1) write(p.out, at, p.values, result);
     }
@@ -622,10 +624,13 @@ template <class W> __global__ void __launch_bounds__(ALL_THREADS, 1) kernel(cons
   uint64_t *full = reinterpret_cast<uint64_t*>(smem + p.shared.barriers), *empty = full + MOST_CHUNKS;
   uint32_t* flags = reinterpret_cast<uint32_t*>(smem + p.shared.flags);
   const int thread = threadIdx.x, slice = blockIdx.x % SLICES;
+  const int warp = __shfl_sync(~0u, thread / 32, 0);
   const uint32_t epoch = *p.counters;
-  if (thread == 0) {
+  Producer producer{p, smem + p.shared.ring, full, empty};
+  if (warp == WARPS && elected()) {  // the first weights are on their way before anything else
     for (int i = 0; i < p.shared.ring_chunks; i++) mbar_init(full + i, 1), mbar_init(empty + i, WARPS);
     mbar_init_done();
+    for (int i = 0; i < p.shared.ring_chunks && !producer.done(); i++) producer.next();
   }
   if (thread < 4) flags[thread] = 0;
   auto fetch = [&](int to, const void* from, int words) {
@@ -635,12 +640,20 @@ template <class W> __global__ void __launch_bounds__(ALL_THREADS, 1) kernel(cons
   const int own = p.first_channels / SLICES, width = p.action_dim * (p.kernel_size + 1) + 2;
   fetch(p.shared.phases, p.phases, p.phase_count * int(sizeof(Phase) / 4));
   fetch(p.shared.first, p.first + slice * own * width, own * width);
-  float* x = reinterpret_cast<float*>(smem + p.shared.x);
-  for (int i = thread; i < p.action_dim * p.horizon; i += ALL_THREADS)
-    x[i] = read(p.sample, i % p.horizon * p.action_dim + i / p.horizon, p.values);
+  for (int d = 0; d < p.action_dim; d++)
+    fetch(p.shared.last + 4 * d * own, p.last + d * p.first_channels + slice * own, own);
+  float* x = reinterpret_cast<float*>(smem + p.shared.x);  // rows of T positions with zeros around them
+  const int row = p.horizon + p.kernel_size - 1;
+  for (int i = thread; i < p.action_dim * row; i += ALL_THREADS) {
+    const int d = i / row, at = i % row - p.kernel_size / 2;
+    x[i] = at >= 0 && at < p.horizon ? read(p.sample, at * p.action_dim + d, p.values) : 0.f;
+  }
   __syncthreads();
-  const int warp = __shfl_sync(~0u, thread / 32, 0);
-  if (warp == WARPS) return produce(p, smem + p.shared.ring, full, empty);
+  if (warp == WARPS) {
+    if (elected())  // the same thread each time
+      while (!producer.done()) producer.next();
+    return;
+  }
   if (warp == WARPS + 1) return clean(p, flags, epoch);
   Block<W> block{p, smem, thread, warp, thread % 32, slice, int(blockIdx.x) / SLICES, 0, 0, 0, 0, nullptr,
                  Cursor{full, empty, p.shared.ring_chunks}, flags};
