@@ -10,6 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
+from worklog.analysis.collectives import BEFORE, Rank
+from worklog.traces.intervals import Intervals
+
 BEGIN = 100
 """When the first step of `steps` begins; its launches begin at zero."""
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -111,3 +117,11 @@ def steps(
             trace.collective(arrival, end, launched + 1, number, ranks=range(count))
         now = end
     return ranks
+
+
+def made(rank: int, start: Any, end: Any) -> Rank:
+    """A rank of which only the times of its collectives are known."""
+    size = len(start)
+    rows = pd.DataFrame({"start_ns": start, "end_ns": end, "number": np.arange(size)})
+    rows = rows.assign(group="0", name="allreduce", numbered=True, size=-1, every=True, follows=True)
+    return Rank(rank, 0, 1, Intervals.union(start, end), rows.assign(**dict.fromkeys(BEFORE, 0)), {}, {})

@@ -1,29 +1,21 @@
-"""Several ranks: collectives matched, clocks aligned, waiting told from transfer: by hand, by property, on a run."""
+"""Several ranks: collectives matched, clocks aligned, waiting told from transfer, by hand and by property."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
-from hand_made import trace as timeline
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rank_traces import BEGIN, RankTrace, steps
+from rank_traces import BEGIN, RankTrace, made, steps
 
 from worklog.analysis import ranks
-from worklog.analysis.collectives import BEFORE, Rank, of_trace
+from worklog.analysis.collectives import BEFORE
 from worklog.analysis.ranks import Ranks
-from worklog.analysis.timeline import account
-from worklog.diagnose import diagnose, examine
-from worklog.traces import kineto
-from worklog.traces.intervals import Intervals
-from worklog.traces.schema import COMMUNICATION, COMPUTE, COPY, COPYING, GRAPH, LAUNCH, MEMSET, SYNC
+from worklog.diagnose import examine
 
 
 def together(folder: Path, traces: Sequence[RankTrace]) -> Ranks:
@@ -174,12 +166,25 @@ def test_a_clock_that_jumped_is_said(tmp_path: Path) -> None:
     assert clock.uncertainty_ns == 5_000_000
 
 
-def made(rank: int, start: Any, end: Any) -> Rank:
-    """A rank of which only the times of its collectives are known."""
-    size = len(start)
-    rows = pd.DataFrame({"start_ns": start, "end_ns": end, "number": np.arange(size)})
-    rows = rows.assign(group="0", name="allreduce", numbered=True, size=-1, every=True, follows=True)
-    return Rank(rank, 0, 1, Intervals.union(start, end), rows.assign(**dict.fromkeys(BEFORE, 0)), {}, {})
+def test_offset_is_the_median_of_the_ends_and_lies_where_causes_come_first() -> None:
+    """Ends differ by 0, 0 and 9; then by -30, 50 and 50, but rank 1 began the first at 99, when rank 0 ended at 100."""
+    first = made(0, np.array([0, 200, 400]), np.array([100, 300, 500]))
+    clock = ranks.together([first, made(1, np.array([50, 210, 410]), np.array([100, 300, 491]))]).clocks[1]
+    assert (clock.offset_ns, clock.uncertainty_ns, clock.bounds_ns) == (0, 9, (-91, 50))
+    clock = ranks.together([first, made(1, np.array([99, 210, 410]), np.array([130, 250, 450]))]).clocks[1]
+    assert (clock.offset_ns, clock.uncertainty_ns, clock.bounds_ns) == (1, 49, (-50, 1))
+
+
+def test_several_kernels_of_one_call_match_one_by_one(tmp_path: Path) -> None:
+    """As a call on many tensors launches them: rank 1 is late at the first, rank 0 at the second."""
+    both = [RankTrace(0), RankTrace(1)]
+    for rank, trace in enumerate(both):
+        for part, (arrival, end) in enumerate((((100, 200), (260, 300)), ((180, 200), (210, 300)))[rank]):
+            trace.collective(arrival, end, 10 * part, 7)
+    calls = together(tmp_path, both).calls
+    assert calls["key"].nunique() == 2
+    assert calls[calls["member"] == 0]["waiting_ns"].tolist() == [80_000, 0]
+    assert calls[calls["member"] == 1]["waiting_ns"].tolist() == [0, 50_000]
 
 
 @st.composite
@@ -229,109 +234,9 @@ def test_any_offsets_are_recovered_and_change_no_waiting(run: tuple[list[tuple[A
             assert calls[calls["member"] == member]["waiting_ns"].tolist() == (last - start).tolist()
 
 
-@st.composite
-def timelines(draw: st.DrawFn) -> Any:
-    times = st.integers(0, 60)
-    calls = draw(st.lists(st.tuples(times, times, st.sampled_from((LAUNCH, SYNC, COPYING))), min_size=1, max_size=6))
-    known = st.integers(-1, len(calls) - 1)
-    kinds = st.sampled_from((COMPUTE, COMMUNICATION, COMMUNICATION, COPY, MEMSET, GRAPH))
-    work = draw(st.lists(st.tuples(times, times, kinds, known), min_size=1, max_size=10))
-    return timeline([(min(low, high), max(low, high), kind, call) for low, high, kind, call in work], calls)
-
-
-@settings(max_examples=300, deadline=None)
-@given(timelines())
-def test_time_before_collectives_and_exposed_time_nanosecond_by_nanosecond(one: Any) -> None:
-    chosen = one.select()
-    lines = [account(one, device, window) for device, window in chosen.windows.items()]
-    work = one.activities[["start_ns", "end_ns", "kind"]].to_numpy().tolist()
-    talks = sorted(((s, e) for s, e, k in work if k == COMMUNICATION), key=lambda times: times[0])
-    for line, rank in zip(lines, of_trace(one, chosen, lines, lines), strict=True):
-        assert rank.exposed.length == line.accounting_ns["communication"]
-        assert len(rank.collectives) == len(talks)
-        begin = min([*chosen.windows[0].start.tolist(), *(s for s, _, _ in work)])
-        for (start, end), row in zip(talks, rank.collectives.to_dict("records"), strict=True):
-            assert (row["start_ns"], row["end_ns"]) == (start, end)
-            found = dict.fromkeys(BEFORE, 0)
-            for now in range(min(begin, start), start):
-                running = [k for s, e, k in work if s <= now < e]
-                if running:
-                    found[{COMPUTE: "compute", COPY: "copy", MEMSET: "memset", GRAPH: "unexplained"}[min(running)]] += 1
-            busy = sum(found.values())
-            for part in ("compute", "copy", "memset"):
-                assert row[part] == found[part]
-            assert sum(row[part] for part in BEFORE) == max(start - begin, 0)
-            assert sum(row[part] for part in ("launch", "host", "sync", "unexplained")) >= max(start - begin, 0) - busy
-            begin = max(begin, end)
-
-
 @pytest.mark.parametrize("shift", [0, 1_790_857_026_000_000_000])
 def test_no_digit_is_lost_in_nanoseconds_since_1970(shift: int) -> None:
     start, end = np.array([1, 100]) + shift, np.array([50, 151]) + shift
     found = ranks.together([made(0, start, end), made(1, start + 7, end)])
     assert found.clocks[1].offset_ns == 0
     assert found.calls["waiting_ns"].tolist() == [7, 0, 7, 0]
-
-
-SLOW_S = 0.1
-STEPS = 4
-
-
-def record_gloo(rank: int, folder: Path) -> None:
-    """Rank 1 sleeps before each all-reduce. torch.profiler writes what happened, on this rank's clock."""
-    import time
-
-    import torch
-    import torch.distributed as dist
-    from torch.profiler import ProfilerActivity, profile
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        for _ in range(STEPS):
-            time.sleep(SLOW_S * rank)
-            dist.all_reduce(torch.ones(1000))
-    profiler.export_chrome_trace(str(folder / f"rank{rank}.json"))
-    dist.destroy_process_group()
-    os._exit(0)  # threads of gloo outlive Python now and then, which then aborts
-
-
-@pytest.fixture(scope="module")
-def gloo(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("gloo")
-    context = get_context("spawn")
-    processes = [context.Process(target=record_gloo, args=(rank, folder)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
-    return [folder / "rank0.json", folder / "rank1.json"]
-
-
-def test_a_real_run_of_two_processes(gloo: list[Path]) -> None:
-    """gloo moves data on the host, so its collectives are annotations and no kernels; their times are as real.
-
-    Both have one clock, and rank 0 waits for about as long as rank 1 sleeps.
-    """
-    members = []
-    for rank, file in enumerate(gloo):
-        trace = kineto.tables(file)
-        assert trace.rank == rank
-        ran = trace.frames[trace.frames["name"] == "gloo:all_reduce"].sort_values("start_ns")
-        assert len(ran) == STEPS
-        members.append(made(rank, ran["start_ns"].to_numpy(), ran["end_ns"].to_numpy()))
-    found = ranks.together(members)
-    clock = found.clocks[1]
-    assert clock.bounds_ns is not None
-    assert clock.bounds_ns[0] <= 0 <= clock.bounds_ns[1]
-    later = found.calls[found.calls["key"] > 0]  # in the first, one may wait for the other's profiler
-    waited = later.groupby("member")["waiting_ns"].sum()
-    assert waited[0] > 0.5 * (STEPS - 1) * SLOW_S * 1e9  # other work on this machine delays rank 0 too
-    assert waited[0] > 3 * waited[1]
-
-
-def test_what_diagnose_says_of_ranks_without_a_gpu(gloo: list[Path]) -> None:
-    found = diagnose(gloo[0])
-    assert found["devices"] == []
-    assert {one["reason"] for one in found["abstained"]} == {"the trace holds no work of a GPU"}
