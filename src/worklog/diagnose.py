@@ -131,12 +131,8 @@ def _rules(
 
 def _coverage(trace: Trace, chosen: Selection, lines: Sequence[timeline.Timeline]) -> dict[str, Any]:
     """What the numbers rest on: fractions, and counts of what is missing or odd."""
-    act = trace.activities[chosen.launched]
-    own_start, start, end = (
-        trace.activities["start_ns"].to_numpy(),
-        act["start_ns"].to_numpy(),
-        act["end_ns"].to_numpy(),
-    )
+    act = trace.activities
+    start, end, kind = (act[name].to_numpy() for name in ("start_ns", "end_ns", "kind"))
     lost, graphs = timeline.lost_launches(trace, chosen.called)
     span = sum(line.span_ns for line in lines)
     unexplained = sum(line.accounting_ns["unexplained"] for line in lines)
@@ -145,9 +141,9 @@ def _coverage(trace: Trace, chosen: Selection, lines: Sequence[timeline.Timeline
         "time_explained": 1 - unexplained / span if span else None,
         "launches_without_activity": lost,
         "graph_replays_without_activity": graphs,
-        "graph_replays_as_one_piece": int((act["kind"] == GRAPH).sum()),
-        "negative_durations": int((end < start).sum()),
-        "activities_before_their_launch": int((trace.called_at() > own_start)[chosen.launched].sum()),
+        "graph_replays_as_one_piece": int(((kind == GRAPH) & chosen.launched).sum()),
+        "negative_durations": int(((end < start) & chosen.launched).sum()),
+        "activities_before_their_launch": int(((trace.called_at() > start) & chosen.launched).sum()),
         "notes": list(trace.notes),
     }
 

@@ -16,14 +16,9 @@ def by_name(trace: Trace, launched: Any) -> list[tuple[str, int, int]]:
 
     Kernels that overlap count each in full. A duration below zero counts as zero.
     """
-    own = trace.activities[launched_kernels(trace, launched)]
-    spent = pd.DataFrame(
-        {
-            "code": own["name"].cat.codes,
-            "ns": np.maximum(own["end_ns"].to_numpy() - own["start_ns"].to_numpy(), 0),
-        }
-    )
-    found = spent.groupby("code")["ns"].agg(["size", "sum"])
-    names = own["name"].cat.categories
+    act, mine = trace.activities, launched_kernels(trace, launched)
+    ns = np.maximum((act["end_ns"].to_numpy() - act["start_ns"].to_numpy())[mine], 0)
+    found = pd.Series(ns).groupby(act["name"].cat.codes.to_numpy()[mine]).agg(["size", "sum"])
+    names = act["name"].cat.categories
     rows = zip(names[found.index], found["size"].tolist(), found["sum"].tolist(), strict=True)
     return sorted(((str(name), count, ns) for name, count, ns in rows), key=lambda row: (-row[2], row[0]))

@@ -78,7 +78,8 @@ def _gaps(trace: Trace, busy: Intervals, windows: Intervals) -> pd.DataFrame:
             "sync": waited,
             "unexplained": np.where(known, 0, length),
             "launching": np.where(known, idle.end - asked, 0),
-        }
+        },
+        copy=False,
     )
 
 

@@ -160,8 +160,11 @@ class Trace:
                 "occurrence": occurrence,
                 "start": np.minimum(act["start_ns"].to_numpy(), self.called_at()),
                 "end": act["end_ns"].to_numpy(),
-            }
-        )[launched]
+            },
+            copy=False,
+        )
+        if not launched.all():
+            spans = spans[launched]
         spans = spans.groupby(["device", "occurrence"], sort=True).agg({"start": "min", "end": "max"}).reset_index()
         return Selection(
             launched,
