@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 FOLDER = checkouts.REPOSITORY / "problems" / "unet_conv_inference"
 sys.path.insert(0, str(FOLDER))
 
-from kernels import layers, nvcc, persistent, phase  # noqa: E402
+from kernels import layers, nvcc, persistent, phase, trace  # noqa: E402
 from kernels.launch import ADDRESSES, NUMBERS, SHARED, VALUES, Args  # noqa: E402
 
 from worklog.workloads import unet1d  # noqa: E402
@@ -56,14 +56,18 @@ class OnCpu:
         return persistent.PersistentUnet(model, self, persistent.not_planned)
 
 
-@pytest.fixture(scope="module")
-def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> OnCpu:
+def compiled_for_cpu(folder: Path, *flags: str) -> OnCpu:
     compiler = shutil.which("g++") or pytest.skip("needs g++")
-    library = tmp_path_factory.mktemp("cpu") / "unet_on_cpu.so"
-    argv = [compiler, "-O2", "-std=c++20", "-shared", "-fPIC", "-o", str(library), str(HERE / "unet_on_cpu.cpp")]
+    library = folder / "unet_on_cpu.so"
+    argv = [compiler, "-O2", "-std=c++20", "-shared", "-fPIC", *flags, "-o", library, HERE / "unet_on_cpu.cpp"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return OnCpu(library)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> OnCpu:
+    return compiled_for_cpu(tmp_path_factory.mktemp("cpu"))
 
 
 def test_sizes_are_the_kernels() -> None:
@@ -174,6 +178,17 @@ def test_a_sum_that_never_comes_is_noticed(on_cpu) -> None:
     table[row, phase.PHASE_FIELDS.index("out_channels")] = 0
     with pytest.raises(RuntimeError, match="error -1"):  # nobody can go on: the CPU says so at once, a GPU gives up
         unet(*unet1d.inputs(shape))
+
+
+def test_trace_has_each_phase_in_its_order(tmp_path: Path) -> None:
+    shape = unet1d.TINY
+    launch = compiled_for_cpu(tmp_path, "-DUNET_TRACE")
+    seen = trace.trace(launch.unet(unet1d.build(0, shape=shape)), *unet1d.inputs(shape), warmup=0, launch=launch)
+    rows = seen.table()
+    assert [row["phase"] for row in rows[:3]] == ["diffusion_step_encoder.1", "diffusion_step_encoder.3", "condition"]
+    products = [i for i, row in enumerate(rows) if row["multiply"]]
+    assert len(products) == 30 == len(rows) - 2  # all but the condition and the last convolution
+    assert (seen.cycles[:, products] > 0).all()
 
 
 # Falling back

@@ -17,6 +17,7 @@ sys.path.insert(0, str(checkouts.REPOSITORY / "problems" / "unet_conv_inference"
 
 from kernels import packing, phase, plan  # noqa: E402
 from kernels.executor import Executor, read_fragments  # noqa: E402
+from kernels.forecast import forecast  # noqa: E402
 from kernels.plan import Plan  # noqa: E402
 
 from worklog.workloads import unet1d  # noqa: E402
@@ -143,3 +144,20 @@ def test_executed_plan_is_the_published_network(sampling) -> None:
         film = torch.cat([exact.get_submodule(name).cond_encoder(features)[0] for name in made.film_row]).numpy()
     found = executor.step(sample[0].numpy(), float(timestep), cond[0].numpy(), film)
     assert relative_error(torch.from_numpy(found), exact(sample, timestep, cond)[0]) < 1e-6
+
+
+# How long it should take
+
+
+@pytest.mark.parametrize("element", [1, 2])
+def test_forecast_lies_between_its_two_limits(element) -> None:
+    made = Plan(unet1d.PUSH_T, 16, element, sampling=False)
+    bandwidth = 4.3e12
+    bound = forecast(made, bandwidth, 0.0, 1e15)
+    assert bound.stream_us <= bound.step_us < 1.02 * bound.stream_us  # nothing but the stream
+    assert bound.waiting_us == pytest.approx(bound.step_us, rel=0.01)
+    quick = forecast(made, 1e18, 1.0, 1e15)
+    assert quick.step_us == pytest.approx(quick.exchange_us, rel=0.01) == 32  # nothing but exchanges
+    both = forecast(made, bandwidth, 1.0)
+    assert max(both.stream_us, both.exchange_us) < both.step_us < both.stream_us + both.exchange_us
+    assert forecast(made, bandwidth, 2.0).step_us > both.step_us

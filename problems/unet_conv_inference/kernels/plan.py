@@ -117,7 +117,7 @@ class Plan:
             "condition": 0 if self.sampling else 2 * SPLIT_WORDS * self.condition_blocks,
             "kept": self.slots * ELEMENTS,
             "sums": 2 * (THREADS // 32) * OUTPUTS,
-            "stats": 2 * THREADS // 32,
+            "stats": 4 * THREADS // 32,
             "x": self.shape.action_dim * (self.horizon + self.shape.kernel_size - 1),
             "first": self.shape.widths[0] // SLICES * first_width(self.shape),
             "last": self.shape.widths[0] // SLICES * self.shape.action_dim,

@@ -52,9 +52,14 @@ class Tracing:
         return on_gpu(args, weights, shared_bytes, "-DUNET_TRACE")
 
 
-def trace(unet: PersistentUnet, sample: Tensor, timestep: Tensor, cond: Tensor, warmup: int = 5) -> Trace:
-    """One step of batch 1, traced, after some to warm up. The model is packed anew for it."""
-    tracing = Tracing(sample.device)
+def trace(
+    unet: PersistentUnet, sample: Tensor, timestep: Tensor, cond: Tensor, warmup: int = 5, launch: Launch | None = None
+) -> Trace:
+    """One step of batch 1, traced, after some to warm up. The model is packed anew for it.
+
+    launch: of a kernel that was compiled with -DUNET_TRACE, in place of the GPU's.
+    """
+    tracing = Tracing(sample.device, launch)
     traced = PersistentUnet(unet.model, tracing, unet.why_not)
     for _ in range(warmup + 1):
         traced(sample, timestep, cond)

@@ -249,12 +249,16 @@ template <class W> struct Block {
     while (missing) {
       UNROLL for (int i = 0; i < SLICES; i++)
         if (missing >> i & 1) load_relaxed(part[i], from + i * stride);
+      uint32_t most = 0;  // NOT_YET is the largest of all words
+      UNROLL for (int i = 0; i < SLICES; i++)
+        UNROLL for (int k = 0; k < N; k++) most = max(most, __float_as_uint(part[i][k]));
+      if (most != NOT_YET) break;
       UNROLL for (int i = 0; i < SLICES; i++) {
         bool here = true;
         UNROLL for (int k = 0; k < N; k++) here = here && !not_yet(part[i][k]);
         if (here) missing &= ~(1u << i);
       }
-      if (missing && !patience.again()) break;
+      if (!patience.again()) break;
     }
     UNROLL for (int k = 0; k < N; k++) {
       UNROLL for (int half = SLICES / 2; half; half /= 2)
@@ -273,6 +277,7 @@ template <class W> struct Block {
     const int columns = ph.in_columns, shift = log2_of(columns), own = ph.in_channels / SLICES;
     const int element = 2 * thread;
     const bool mine = element < own * columns;
+    const float per_count = __fdividef(1.f, float(own * columns));
     const int channel[2] = {element >> shift, (element + 1) >> shift};
     float4 param[2] = {};
     const float* film = p.sampling ? p.film_table + size_t(step) * p.film_rows : set + p.film_offset;
@@ -304,7 +309,7 @@ template <class W> struct Block {
     mark(SUMS);
     if (ph.norm) {
       float mean, rstd;
-      statistics(v, own * columns, mean, rstd);
+      statistics(v, own * columns, per_count, mean, rstd);
       UNROLL for (int i = 0; i < 2; i++) v[i] = (v[i] - mean) * rstd * param[i].y + param[i].z;
     }
     if (ph.mish) {
@@ -346,11 +351,11 @@ template <class W> struct Block {
 
   // Mean and 1 / standard deviation of the slice's `count` elements, by all 256 threads. Each warp sums squares around a
   // value of its own, so that a large mean costs no digits; then the warps' means and squares are put together.
-  DEV void statistics(const float (&v)[2], int count, float& mean, float& rstd) {
+  DEV void statistics(const float (&v)[2], int count, float per_count, float& mean, float& rstd) {
     const int here = min(64, max(0, count - 64 * warp));
-    float2* stats = reinterpret_cast<float2*>(smem + p.shared.stats);
+    float4* stats = reinterpret_cast<float4*>(smem + p.shared.stats);  // of each warp: mean, sum of squares, elements
     if (here) {
-      const float pivot = __shfl_sync(~0u, v[0], 0);
+      const float elements = here, pivot = __shfl_sync(~0u, v[0], 0);
       const bool mine = 2 * lane < here;
       const float a = mine ? v[0] - pivot : 0.f, b = mine ? v[1] - pivot : 0.f;
       float sum = a + b, squares = a * a + b * b;
@@ -358,17 +363,18 @@ template <class W> struct Block {
         sum += __shfl_xor_sync(~0u, sum, o);
         squares += __shfl_xor_sync(~0u, squares, o);
       }
-      if (lane == 0) stats[warp] = make_float2(pivot + __fdividef(sum, here), squares - __fdividef(sum * sum, here));
+      const float off = __fdividef(sum, elements);
+      if (lane == 0) stats[warp] = make_float4(pivot + off, squares - sum * off, elements, 0.f);
     }
     meet<THREADS>();
-    float total = 0, squares = 0, off;
-    float2 part[WARPS];
+    float4 part[WARPS];
+    float total = 0, squares = 0;
     UNROLL for (int i = 0; i < WARPS; i++)
-      if (64 * i < count) part[i] = stats[i], total += part[i].x * min(64, count - 64 * i);
-    mean = __fdividef(total, count);
+      if (64 * i < count) part[i] = stats[i], total += part[i].x * part[i].z;
+    mean = total * per_count;
     UNROLL for (int i = 0; i < WARPS; i++)
-      if (64 * i < count) off = part[i].x - mean, squares += part[i].y + off * off * min(64, count - 64 * i);
-    rstd = rsqrtf(__fdividef(squares, count) + 1e-5f);
+      if (64 * i < count) squares += part[i].y + (part[i].x - mean) * (part[i].x - mean) * part[i].z;
+    rstd = rsqrtf(squares * per_count + 1e-5f);
   }
 
   // The operand: position n of channel c in row n + pad, high halves, then low halves; rows around it and channels past
