@@ -133,6 +133,8 @@ def report(folder: Path) -> Path:
     shutil.copy(RECORDED[0], file)
     with closing(sqlite3.connect(file)) as database, database:
         database.execute("INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_0:ENVIRONMENT_VARIABLE', 'API_TOKEN=hunter2')")
+        every = "\0".join(("TERM=xterm", "API_TOKEN=hunter2", "HOME=/root", ""))
+        database.executemany("INSERT INTO StringIds VALUES (?, ?)", [(10_001, every), (10_002, "PATH=/hunter2")])
     return file
 
 

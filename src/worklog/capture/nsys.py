@@ -90,7 +90,8 @@ def redact(export: Path) -> None:
         ("META_DATA_EXPORT", "value", "name LIKE '%HOST%' OR value LIKE '/%'"),
         ("TARGET_INFO_SYSTEM_ENV", "value", "name IN ('DeviceEnvironment', 'Hostname') OR value LIKE '/%'"),
         ("PROCESSES", "name", "name LIKE '/%'"),
-        ("StringIds", "value", "value LIKE '%PATH=/%' OR value LIKE '%HOME=/%' OR value LIKE '%PWD=/%'"),
+        # A process's variables are one string with a zero byte after each, behind which LIKE does not look.
+        ("StringIds", "value", "instr(CAST(value AS BLOB), x'00') > 0 OR value GLOB '*[A-Z_]=/*'"),
     )
     database = sqlite3.connect(export)
     try:
