@@ -52,6 +52,8 @@ def test_repeated_json_and_the_printed_ratio(
     assert device["kernel_count"] > 10
     assert device["accounting_ns"]["compute"] == 3000 * device["kernel_count"]
     assert device["span_ns"] == 10_000 * device["kernel_count"]
+    traces.repeat_json(file, tmp_path / "distinct.json", 5000, distinct=True)
+    assert {kernel["count"] for kernel in diagnose(tmp_path / "distinct.json")["kernels"]} == {1}
     monkeypatch.setenv("PYTHONPATH", str(Path(sys.modules["worklog"].__file__ or "").parents[1]))
     traces.main([str(file), "--megabytes", "1"])
     assert "diagnose takes" in capsys.readouterr().out
