@@ -212,7 +212,8 @@ class Export:
 
     def _who(self, thread: Any) -> tuple[Any, Any]:
         """Numbers of threads and of their processes."""
-        return self.threads.of(thread), self.processes.of(np.where(thread == -1, -1, thread & PROCESS))
+        codes, found = pd.factorize(thread)
+        return self.threads.of(found)[codes], self.processes.of(np.where(found == -1, -1, found & PROCESS))[codes]
 
 
 class _Numbers:

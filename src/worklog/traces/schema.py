@@ -220,7 +220,7 @@ def categories(codes: Any, names: Sequence[str]) -> pd.Categorical:
     """`codes` of `names`, of which several may be equal."""
     unique, first = np.unique(np.asarray(names, dtype=object), return_inverse=True) if len(names) else ([], [])
     return pd.Categorical.from_codes(
-        np.asarray(first, dtype=np.int64)[codes], categories=pd.Index(unique, dtype=object)
+        np.asarray(first, dtype=np.int32)[codes], categories=pd.Index(unique, dtype=object)
     )
 
 
