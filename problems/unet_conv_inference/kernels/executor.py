@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from kernels import packing
-from kernels.phase import BLOCKS, CONDITION, EMBEDDING, FIRST, LAST, ROW_PARTS, SLICES, SPLIT_WORDS, Phase
+from kernels.phase import BLOCKS, CONDITION, EMBEDDING, FIRST, LAST, SLICES, SPLIT_WORDS, Phase
 from kernels.plan import Plan
 
 Array = NDArray[np.float64]
@@ -65,15 +65,13 @@ class Executor:
         self.last = [part.double().numpy() for part in packing.last(model)]
         self.film_bias = packing.film_bias(model, plan).double().numpy()
         self.frequencies = packing.frequencies(plan).double().numpy()
-        self.table = packing.phase_table(plan).numpy()
 
     def step(self, sample: Array, timestep: float, cond: Array, film: Array | None = None) -> Array:
         """sample [T, action_dim], cond [cond_dim], film: all scales and shifts where the plan is one for sampling."""
         self.workspace = np.full(self.plan.set_elements, np.nan)
         if film is not None:
             self.film = film
-        self.kept = np.full((SLICES, self.plan.slots, 0), np.nan)
-        self.slots: dict[tuple[int, int], Array] = {}
+        self.slots: dict[tuple[int, int], Array] = {}  # (slice, slot) -> what shared memory keeps
         self.sample, self.timestep, self.cond = sample.T, timestep, cond
         for phase in self.plan.phases:
             self.run(phase)
@@ -107,9 +105,8 @@ class Executor:
         count = phase.in_channels // SLICES
         own = slice(s * count, (s + 1) * count)
         if phase.kind == EMBEDDING:
-            half = phase.in_channels // 2
             angle = np.pi * self.timestep * self.frequencies
-            return np.concatenate((np.sin(angle), np.cos(angle)))[own, None][: 2 * half]
+            return np.concatenate((np.sin(angle), np.cos(angle)))[own, None]
         if phase.kind == FIRST:
             return self.first_conv(phase, s)
         summed = self.partial(phase.in_offset, phase.in_channels, phase.in_columns)[own]
@@ -131,7 +128,6 @@ class Executor:
         """What slice s multiplies, [channels and padding, positions with zero rows around]."""
         x, count = self.source(phase, s), phase.in_channels // SLICES
         own = slice(phase.params + s * count, phase.params + (s + 1) * count)
-        first_residual = self.slots.get((s, 0)) if phase.kind == FIRST else None
         if phase.norm:
             x = (x - x.mean()) / np.sqrt(x.var() + EPS)
             x = x * self.params[own, 1:2] + self.params[own, 2:3]
@@ -144,8 +140,8 @@ class Executor:
         if phase.residual:
             x = x + self.slots[s, 0]
         for slot in range(self.plan.slots):
-            if phase.keep >> slot & 1:
-                self.slots[s, slot] = x if first_residual is None else first_residual
+            if phase.keep >> slot & 1 and phase.kind != FIRST:  # `first_conv` kept its own
+                self.slots[s, slot] = x
         if phase.concat >= 0:
             x = np.concatenate((x, self.slots[s, phase.concat]))
         if not phase.taps:
@@ -210,6 +206,3 @@ class Executor:
         for s, x in enumerate(operands):
             at = self.plan.eps_offset + s * size
             self.workspace[at : at + size] = (weight[:, s * count : (s + 1) * count] @ x).ravel()
-
-
-assert ROW_PARTS * SLICES == BLOCKS

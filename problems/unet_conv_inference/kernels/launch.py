@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels import packing
-from kernels.phase import CHUNK, PHASE_WORDS, SHARED_BYTES, SLICES
+from kernels.phase import CHUNK, SHARED_BYTES, SLICES
 from kernels.plan import Plan
 
 VALUES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -117,6 +117,3 @@ class Launcher:
                 rows = self.model.get_submodule(name).cond_encoder[1].out_features
                 found[f"{name}.cond_encoder.1"] = used[at + row : at + row + rows][:, None].clone()
         return found
-
-
-assert PHASE_WORDS % 4 == 0

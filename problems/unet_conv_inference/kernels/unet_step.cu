@@ -277,7 +277,9 @@ template <class W> struct Block {
     const int columns = ph.in_columns, shift = log2_of(columns), own = ph.in_channels / SLICES;
     const int element = 2 * thread;
     const bool mine = element < own * columns;
-    const float per_count = __fdividef(1.f, float(own * columns));
+    const int here = min(64, max(0, own * columns - 64 * warp));  // elements that this warp's threads own
+    float per_count = __fdividef(1.f, float(own * columns)), per_here = __fdividef(1.f, float(max(1, here)));
+    here_and_now(per_count);  // before the wait
     const int channel[2] = {element >> shift, (element + 1) >> shift};
     float4 param[2] = {};
     const float* film = p.sampling ? p.film_table + size_t(step) * p.film_rows : set + p.film_offset;
@@ -309,7 +311,7 @@ template <class W> struct Block {
     mark(SUMS);
     if (ph.norm) {
       float mean, rstd;
-      statistics(v, own * columns, per_count, mean, rstd);
+      statistics(v, own * columns, here, per_count, per_here, mean, rstd);
       UNROLL for (int i = 0; i < 2; i++) v[i] = (v[i] - mean) * rstd * param[i].y + param[i].z;
     }
     if (ph.mish) {
@@ -349,13 +351,14 @@ template <class W> struct Block {
     if (row_part == 0) store_relaxed(seen, v[0]), store_relaxed(seen + 1, v[1]);  // for who looks at layers
   }
 
-  // Mean and 1 / standard deviation of the slice's `count` elements, by all 256 threads. Each warp sums squares around a
-  // value of its own, so that a large mean costs no digits; then the warps' means and squares are put together.
-  DEV void statistics(const float (&v)[2], int count, float per_count, float& mean, float& rstd) {
-    const int here = min(64, max(0, count - 64 * warp));
+  // Mean and 1 / standard deviation of the slice's `count` elements, by all 256 threads; `here` of them are this warp's.
+  // Each warp sums squares around a value of its own, so that a large mean costs no digits; then the warps' means and
+  // squares are put together.
+  DEV void statistics(
+      const float (&v)[2], int count, int here, float per_count, float per_here, float& mean, float& rstd) {
     float4* stats = reinterpret_cast<float4*>(smem + p.shared.stats);  // of each warp: mean, sum of squares, elements
     if (here) {
-      const float elements = here, pivot = __shfl_sync(~0u, v[0], 0);
+      const float pivot = __shfl_sync(~0u, v[0], 0);
       const bool mine = 2 * lane < here;
       const float a = mine ? v[0] - pivot : 0.f, b = mine ? v[1] - pivot : 0.f;
       float sum = a + b, squares = a * a + b * b;
@@ -363,8 +366,8 @@ template <class W> struct Block {
         sum += __shfl_xor_sync(~0u, sum, o);
         squares += __shfl_xor_sync(~0u, squares, o);
       }
-      const float off = __fdividef(sum, elements);
-      if (lane == 0) stats[warp] = make_float4(pivot + off, squares - sum * off, elements, 0.f);
+      const float off = sum * per_here;
+      if (lane == 0) stats[warp] = make_float4(pivot + off, squares - sum * off, float(here), 0.f);
     }
     meet<THREADS>();
     float4 part[WARPS];
@@ -625,7 +628,7 @@ template <class W> struct Block {
   }
 };
 
-template <class W> __global__ void __launch_bounds__(ALL_THREADS, 1) kernel(const __grid_constant__ Args p) {
+template <class W> __global__ void __launch_bounds__(ALL_THREADS, 1) unet_step(const __grid_constant__ Args p) {
   DYNAMIC_SHARED(smem);
   uint64_t *full = reinterpret_cast<uint64_t*>(smem + p.shared.barriers), *empty = full + MOST_CHUNKS;
   uint32_t* flags = reinterpret_cast<uint32_t*>(smem + p.shared.flags);
@@ -672,7 +675,7 @@ template <class W> __global__ void __launch_bounds__(ALL_THREADS, 1) kernel(cons
 // error. Cooperative: the launch fails where the blocks cannot all be there at once, instead of waiting for ever.
 extern "C" int unet_step_launch(const unet::Args* args, int weights, int shared_bytes, cudaStream_t stream) {
   using namespace unet;
-  void (*const kernels[])(Args) = {kernel<Float32>, kernel<Half<Bf16>>, kernel<Half<F16>>};
+  void (*const kernels[])(Args) = {unet_step<Float32>, unet_step<Half<Bf16>>, unet_step<Half<F16>>};
   const auto chosen = kernels[weights];
   if (const int e = cudaFuncSetAttribute(chosen, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes)) return e;
   cudaLaunchAttribute together{cudaLaunchAttributeCooperative};
