@@ -141,6 +141,14 @@ def test_places_by_frequency_or_by_cost_and_no_more_than_asked_for() -> None:
     assert place(trace([], [(0, 1, LAUNCH)]), [0]) == []
 
 
+def test_place_in_a_deep_stack_of_calls() -> None:
+    """As deep as the calls are many: what walks the whole stack for each call takes minutes."""
+    deep, end = 20_000, 10**6
+    rows = [plain(at, end - at, OPERATOR, f"op::{at}") for at in range(deep)]
+    t = with_frames(launching(*((at, 0) for at in range(deep))), [plain(-1, end, MODULE, "nn.Module: Net_0"), *rows])
+    assert place(t, np.arange(deep)) == ["Net, op::0"]
+
+
 def test_ranges_of_emit_nvtx_are_operators_and_join_their_forward_ones() -> None:
     rows = [
         plain(0, 100, ANNOTATION, "step"),

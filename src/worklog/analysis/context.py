@@ -8,7 +8,7 @@ torch's emit_nvtx (`nsys --pytorch=autograd-nvtx`), `aten::addmm, seq = 12, op_i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,7 +18,7 @@ import pandas as pd
 
 from worklog.analysis.labels import BACKWARD, INSTANCE, SIZE, Labels, labels
 from worklog.analysis.nesting import Nesting, levels, positions
-from worklog.traces.schema import ANNOTATION, MODULE, OPERATOR, PYTHON, Trace
+from worklog.traces.schema import MODULE, OPERATOR, PYTHON, Trace
 
 
 class Contexts:
@@ -129,22 +129,40 @@ def place(trace: Trace, call_rows: Any, limit: int = 3, cost: Any = None) -> lis
     at, weight = at[at >= 0], weight[at >= 0]
     paths = intern(known, at, known.text)
     spent: dict[str, float] = {}
+    places = {-1: Place()}
     for node, total in _sums(paths.node[at], weight):
-        text = describe(chain(paths, known.texts, node))
-        spent[text] = spent.get(text, 0.0) + total
-    return sorted(spent, key=lambda text: -spent[text])[:limit]
+        way = [node]
+        while (around := int(paths.parent[way[-1]])) not in places:
+            way.append(around)
+        for inner in reversed(way):
+            around, kind, text = (int(column[inner]) for column in (paths.parent, paths.kind, paths.text))
+            places[inner] = places[around].inside(kind, known.texts[text])
+        said = str(places[node])
+        spent[said] = spent.get(said, 0.0) + total
+    return sorted(spent, key=lambda said: -spent[said])[:limit]
 
 
-def describe(path: Sequence[tuple[int, str]]) -> str:
-    """`path` is (kind, text), outermost first; see `place`."""
-    modules = ".".join(INSTANCE.sub("", text) for kind, text in path if kind == MODULE)
-    lines = [text for kind, text in path if kind == PYTHON]
-    ranges = [text for kind, text in path if kind == ANNOTATION]
-    outer = [at for at, (kind, _) in enumerate(path) if kind not in (OPERATOR, BACKWARD)]
-    below = path[outer[-1] + 1 if outer else 0 :]
-    operator = [f"{text} (backward)" if kind == BACKWARD else text for kind, text in below[:1]]
-    named = [modules] * bool(modules) + lines[-1:] or ranges[-1:]
-    return ", ".join(named + operator)
+@dataclass(frozen=True)
+class Place:
+    """What `place` says of a node, made of what it says of that around it: deep stacks cost but their nodes."""
+
+    modules: str = ""
+    line: str = ""
+    named: str = ""
+    operator: str = ""
+
+    def inside(self, kind: int, text: str) -> Place:
+        """Of a frame in this place."""
+        if kind in (OPERATOR, BACKWARD):
+            return replace(self, operator=self.operator or (f"{text} (backward)" if kind == BACKWARD else text))
+        if kind == MODULE:
+            name = INSTANCE.sub("", text)
+            return replace(self, modules=f"{self.modules}.{name}" if self.modules else name, operator="")
+        return replace(self, **{"line" if kind == PYTHON else "named": text}, operator="")
+
+    def __str__(self) -> str:
+        known = [text for text in (self.modules, self.line) if text] or [self.named]
+        return ", ".join(text for text in (*known, self.operator) if text)
 
 
 def intern(known: Contexts, at: Any, text: Any) -> Paths:
@@ -176,15 +194,6 @@ def distinct(above: Any, label: Any) -> tuple[Any, Any]:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     _, one, which = np.unique((above + 1) * (int(label.max()) + 1) + label, return_index=True, return_inverse=True)
     return one, which
-
-
-def chain(paths: Paths, texts: Sequence[str], node: int) -> list[tuple[int, str]]:
-    """(kind, text) of a node and those around it, outermost first."""
-    found = []
-    while node >= 0:
-        found.append((int(paths.kind[node]), texts[paths.text[node]]))
-        node = int(paths.parent[node])
-    return found[::-1]
 
 
 def _twice(nesting: Nesting, known: Labels) -> Any:
