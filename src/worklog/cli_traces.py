@@ -16,7 +16,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout
 
 def diagnose_verb(
     files: Annotated[
-        list[Path], typer.Argument(help="An nsys .sqlite, torch.profiler's .json(.gz), or the like; one for each rank.")
+        list[Path], typer.Argument(help="A report or export of nsys, torch.profiler's trace, or the like; one a rank.")
     ],
     range_name: Annotated[
         str | None, typer.Option("--range", help="An NVTX range, or ProfilerStep; default: the whole trace.")
@@ -28,7 +28,8 @@ def diagnose_verb(
 ) -> None:
     """Where the time of a trace went, to the nanosecond: kernels, copies, and who kept the GPU waiting.
 
-    Takes nsys SQLite exports and torch.profiler traces; of ncu reports and memory snapshots it prints a summary.
+    Takes nsys reports, their exports (SQLite, Parquet folder) and torch.profiler traces; summarises ncu reports and
+    memory snapshots (pickle, JSON).
     Several files, or a folder of them, are the ranks of one run: clocks aligned, waiting told from transfer in
     collectives. Exit code 0: diagnosed; 2: a file cannot be read as a trace, or has no such range.
 

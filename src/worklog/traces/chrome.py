@@ -71,8 +71,8 @@ class Event(msgspec.Struct, gc=False):
 
 
 class ExactEvent(Event, gc=False):
-    ts: Decimal = Decimal(0)  # type: ignore[assignment]
-    dur: Decimal = Decimal(0)  # type: ignore[assignment]
+    ts: int | Decimal = 0  # type: ignore[assignment]
+    dur: int | Decimal = 0  # type: ignore[assignment]
 
 
 class _Document(msgspec.Struct):

@@ -187,9 +187,11 @@ class _Rows:
 
 def nanoseconds(microseconds: Sequence[Any]) -> Any:
     """chrome.nanoseconds of each."""
-    if not len(microseconds) or not isinstance(microseconds[0], float):
-        return np.asarray([chrome.nanoseconds(one) for one in microseconds], dtype=np.int64)
     times = np.asarray(microseconds)
+    if times.dtype == np.int64:
+        return times * 1000
+    if times.dtype != np.float64:
+        return np.asarray([chrome.nanoseconds(one) for one in microseconds], dtype=np.int64)
     whole = np.trunc(times)
     return whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
 
