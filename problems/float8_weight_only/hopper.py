@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import os
-import shutil
-import subprocess
 import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from worklog import nvcc
+
 SOURCES = (Path(__file__).with_name("float8_gemm.cu"), Path(__file__).with_name("float8_gemv.cu"))
-FLAGS = ("-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-shared", "-Xcompiler=-fPIC")
-# -gencode and not -arch: the shorthand also makes a plain sm_90 pass, which has no wgmma
 GEMV_TOKENS = 8  # at most
 
 _ADDRESS, _INT = ctypes.c_void_p, ctypes.c_int
@@ -35,26 +31,8 @@ ARGUMENTS = {
 
 
 def compile_sources() -> Path:
-    """The shared library, from the user's cache if these sources were compiled before.
-
-    Raises RuntimeError with nvcc's words, FileNotFoundError where there is no nvcc (PATH, CUDA_HOME, /usr/local/cuda).
-    """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "worklog"
-    digest = hashlib.sha256("".join([*FLAGS, *(s.read_text() for s in SOURCES)]).encode()).hexdigest()[:16]
-    library = cache / f"float8_{digest}.so"
-    if library.exists():
-        return library
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin")
-    if nvcc is None:
-        raise FileNotFoundError("nvcc is not on PATH, nor in CUDA_HOME")
-    cache.mkdir(parents=True, exist_ok=True)
-    part = library.with_suffix(f".{os.getpid()}.part")
-    done = subprocess.run([nvcc, *FLAGS, "-o", str(part), *map(str, SOURCES)], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"nvcc failed: {(done.stderr or done.stdout).strip()[:500]}")
-    part.replace(library)
-    return library
+    """The shared library. Raises as nvcc.shared_library."""
+    return nvcc.shared_library("float8", SOURCES)
 
 
 def load(file: Path) -> ctypes.CDLL:

@@ -60,7 +60,7 @@ def test_report_that_was_made_is_no_failure(program: Program, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [
-        (NOT_PERMITTED, "unsupported", r"ncu may not read GPU counters here \(ERR_NVGPUCTRPERM\): run as root or with"),
+        (NOT_PERMITTED, "unsupported", r"ncu may not read GPU counters here \(ERR_NVGPUCTRPERM\): run as root"),
         (
             NO_MATCH,
             "error",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from worklog import problem
+from worklog.nvcc import find
 
 TRITON = "triton-3.6.0"
 
@@ -39,8 +39,10 @@ def triton() -> Path:
 
 @pytest.fixture(scope="session")
 def nvcc() -> str:
-    found = shutil.which("nvcc") or shutil.which("nvcc", path=f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin")
-    return found or pytest.skip("needs nvcc")
+    try:
+        return find()
+    except FileNotFoundError:
+        pytest.skip("needs nvcc")
 
 
 @pytest.fixture(scope="session")

@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 
 from worklog.measure.correctness import relative_error
+from worklog.nvcc import HOPPER
 
 torch = pytest.importorskip("torch")
 HERE = Path(__file__).parent
 FOLDER = checkouts.REPOSITORY / "problems" / "unet_conv_inference"
 sys.path.insert(0, str(FOLDER))
 
-from kernels import layers, nvcc, persistent, phase, trace  # noqa: E402
+from kernels import layers, persistent, phase, step_library, trace  # noqa: E402
 from kernels.launch import ADDRESSES, NUMBERS, SHARED, VALUES, Args  # noqa: E402
 
 from worklog.workloads import unet1d  # noqa: E402
@@ -71,7 +72,7 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> OnCpu:
 
 
 def test_sizes_are_the_kernels() -> None:
-    text = nvcc.SOURCE.read_text()
+    text = step_library.SOURCE.read_text()
     for name in ("SLICES", "BLOCKS", "FRAGMENT", "CHUNK", "ELEMENTS"):
         assert int(re.search(rf"\b{name} = (\d+)[,;]", text).group(1)) == getattr(phase, name)
     assert re.search(r"WARPS = 8, THREADS = WARPS \* 32", text)
@@ -81,7 +82,7 @@ def test_sizes_are_the_kernels() -> None:
 def test_structures_are_the_kernels(on_cpu: OnCpu) -> None:
     assert on_cpu.library.unet_step_sizes(0) == ctypes.sizeof(Args)
     assert on_cpu.library.unet_step_sizes(1) == 4 * phase.PHASE_WORDS
-    text = re.sub(r"//.*", "", nvcc.SOURCE.read_text())
+    text = re.sub(r"//.*", "", step_library.SOURCE.read_text())
 
     def members(name: str) -> list[str]:
         body = re.search(rf"struct (?:alignas\(16\) )?{name} {{(.*?)\n}};", text, re.S).group(1)
@@ -230,10 +231,8 @@ def test_mixed_weights_are_not_supported() -> None:
 @pytest.fixture(scope="module")
 def compiled(nvcc: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """ptxas's words, and the library."""
-    from kernels import nvcc as loader
-
     out = tmp_path_factory.mktemp("nvcc") / "unet_step.so"
-    argv = [nvcc, *loader.FLAGS, "-Xptxas", "-v", "-o", str(out), str(loader.SOURCE)]
+    argv = [nvcc, *HOPPER, "-Xptxas", "-v", "-o", str(out), str(step_library.SOURCE)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr, out
@@ -279,34 +278,6 @@ def test_machine_code_is_what_was_meant(triton, compiled, kernel, product) -> No
     assert any(".64" in line for line in polled)
     assert not any(line.startswith(("LDL", "STL", "MEMBAR.SC.SYS")) for line in lines)
     assert len(lines) < 6000  # 96 KB: more would not stay in the instruction cache
-
-
-@pytest.mark.usefixtures("nvcc")
-def test_kernel_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library = nvcc.compile_source()
-    made = library.stat().st_mtime_ns
-    assert nvcc.compile_source() == library
-    assert library.stat().st_mtime_ns == made
-    assert list(tmp_path.rglob("*.part")) == []
-
-
-@pytest.mark.usefixtures("nvcc")
-def test_source_that_does_not_compile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = tmp_path / "broken.cu"
-    broken.write_text("__global__ void kernel( {\n")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(nvcc, "SOURCE", broken)
-    with pytest.raises(RuntimeError, match=r"nvcc failed: .*broken\.cu"):
-        nvcc.compile_source()
-    assert [file for file in (tmp_path / "cache").rglob("*") if file.is_file()] == []
-
-
-def test_no_nvcc_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("XDG_CACHE_HOME", "CUDA_HOME", "PATH"):
-        monkeypatch.setenv(name, str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="nvcc is not on PATH"):
-        nvcc.compile_source()
 
 
 # The Triton kernels

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kernels import nvcc, packing, plan
+from kernels import packing, plan, step_library
 from kernels.launch import VALUES, Args, Launch, Launcher
 from kernels.phase import BLOCKS
 from kernels.plan import Plan
@@ -31,7 +31,7 @@ Sampler = Callable[[Tensor, Tensor], Tensor]
 def on_gpu(args: Args, weights: int, shared_bytes: int, *flags: str) -> int:
     """Launch on the current stream. flags: for nvcc, such as -DUNET_TRACE."""
     stream = torch.cuda.current_stream().cuda_stream
-    code: int = nvcc.library(*flags).unet_step_launch(ctypes.byref(args), weights, shared_bytes, stream)
+    code: int = step_library.load(*flags).unet_step_launch(ctypes.byref(args), weights, shared_bytes, stream)
     return code
 
 
@@ -65,7 +65,7 @@ def not_planned(model: nn.Module, sample: Tensor) -> str | None:
 @functools.cache
 def not_compiled() -> str | None:
     try:
-        nvcc.library()
+        step_library.load()
     except (AttributeError, OSError, RuntimeError) as error:
         return str(error)
     return None
