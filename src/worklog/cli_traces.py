@@ -53,7 +53,7 @@ def diagnose_verb(
 
 
 def diff_verb(
-    before: Annotated[Path, typer.Argument(help="An nsys .sqlite or torch.profiler's .json(.gz).")],
+    before: Annotated[Path, typer.Argument(help="A trace of nsys or torch.profiler.")],
     after: Annotated[Path, typer.Argument(help="Another one, of the same work.")],
     range_name: Annotated[
         str | None,
@@ -84,7 +84,7 @@ def diff_verb(
 
 
 def tree_verb(
-    file: Annotated[Path, typer.Argument(help="An nsys .sqlite or torch.profiler's .json(.gz).")],
+    file: Annotated[Path, typer.Argument(help="A trace of nsys or torch.profiler.")],
     view: Annotated[
         Literal["top-down", "bottom-up", "flat"], typer.Option(help="From the program, from the kernels, or as tables.")
     ] = "top-down",
