@@ -9,9 +9,9 @@ import numpy as np
 
 from worklog.rules import MATERIAL, Abstained, Case, Finding
 from worklog.rules.captures import traffic
-from worklog.rules.evidence import blind, idle_before, launched_inside, names, places, running, spared
+from worklog.rules.evidence import blind, idle_before, launched_inside, lengths, names, places, running, spared
 from worklog.rules.kernel_names import by_inductor, converts, dequantises, elementwise, kernels, matmul
-from worklog.traces.schema import MEMSET, Trace
+from worklog.traces.schema import MEMSET
 
 RECURS = 3
 """Least number of matrix products that a conversion precedes; ours: a model has more layers than that."""
@@ -34,7 +34,7 @@ def dequantise_then_matmul(case: Case) -> Finding | Abstained | None:
     ns = running(case, rows)
     if len(products) < RECURS or (share := case.share(ns)) < MATERIAL:
         return None
-    spent = _ns(case.trace, rows)
+    spent = lengths(case.trace, rows)
     return Finding(
         rule="dequantise_then_matmul",
         level="coarse",
@@ -64,7 +64,7 @@ def unfused_elementwise(case: Case) -> Finding | Abstained | None:
     if reason := blind(case):
         return Abstained("unfused_elementwise", reason)
     row = case.order.row
-    spent, member = _ns(case.trace, row), kernels(case.trace, elementwise) & case.selection.launched
+    spent, member = lengths(case.trace, row), kernels(case.trace, elementwise) & case.selection.launched
     member[_dequantised(case)[0]] = False
     starts, ends = case.order.runs(member[row])
     own = np.append(0, np.cumsum(~kernels(case.trace, by_inductor)[row]))
@@ -119,18 +119,13 @@ def _conversions(case: Case) -> tuple[Any, Any]:
     starts, ends = order.runs((kernels(trace, elementwise) & launched)[row] | sure)
     beyond = np.append(product & ~order.first, False)  # a run at the very end is before no product
     starts, ends = starts[beyond[ends]], ends[beyond[ends]]
-    spent, chosen = _ns(trace, row), _within(starts, ends, len(row))
+    spent, chosen = lengths(trace, row), _within(starts, ends, len(row))
     run = np.repeat(np.arange(len(starts)), ends - starts)
     begins = sure[chosen] | (kernels(trace, converts)[row[chosen]] & (spent[chosen] > spent[ends][run]))
     runs, first = np.unique(run[begins], return_index=True)
     begin = np.full(len(starts), len(row))
     begin[runs] = chosen[begins][first]
     return row[chosen[chosen >= begin[run]]], row[ends[runs]]
-
-
-def _ns(trace: Trace, rows: Any) -> Any:
-    start, end = (trace.activities[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
-    return np.maximum(end - start, 0)
 
 
 def _within(starts: Any, ends: Any, size: int) -> Any:

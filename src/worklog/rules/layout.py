@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from worklog.rules import MATERIAL, Abstained, Case, Finding
 from worklog.rules import kernel_names as of
 from worklog.rules.captures import OPERATORS
-from worklog.rules.evidence import blind, launched_inside, places, running, spared
+from worklog.rules.evidence import blind, launched_inside, lengths, places, running, spared
 
 
 def layout_conversions(case: Case) -> Finding | Abstained | None:
@@ -24,8 +22,6 @@ def layout_conversions(case: Case) -> Finding | Abstained | None:
     ns = running(case, rows)
     if (share := case.share(ns)) < MATERIAL:
         return None
-    start, end = (trace.activities[name].to_numpy()[rows] for name in ("start_ns", "end_ns"))
-    spent = np.maximum(end - start, 0)
     return Finding(
         rule="layout_conversions",
         level="coarse",
@@ -37,7 +33,7 @@ def layout_conversions(case: Case) -> Finding | Abstained | None:
             "converting_ns": ns,
             "converting_kernels": len(rows),
         },
-        where=places(case, rows, spent),
+        where=places(case, rows, lengths(trace, rows)),
         next=OPERATORS,
     )
 
