@@ -269,7 +269,7 @@ def load(path: Path) -> Record:
     except OSError as error:
         raise RecordError(f"{file}: cannot be read ({error.strerror}).") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise RecordError(f"{file}: {error}.") from error
+        raise RecordError(f"{file}: is no record of a run ({error}).") from error
     if not _sealed(content):
         raise RecordError(f"{file}: was edited after it was written (its seal does not fit its content).")
     if broken := problems_of(record):
