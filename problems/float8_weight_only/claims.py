@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from worklog.record import CaseResult, Claim, Record
+from worklog.claims import MissingError, case, claim, fastest
+from worklog.record import Claim, Record
 
 LARGEST_WEIGHT_BYTES = 128256 * 4096  # the output projection in float8
 BF16 = ("bf16_eager", "bf16_compile", "bf16_cudagraph", "bf16_cudagraph_cd")
@@ -12,32 +11,6 @@ BF16_PREFILL = ("bf16_eager", "bf16_compile")
 TORCHAO = ("torchao_0_14_1_cudagraph_cd", "torchao_0_18_0_cudagraph_cd")
 MANY_TOKENS = (2, 4, 8, 16, 32)
 LINEARS = ("wqkv", "wo", "w1", "w2", "output")
-
-
-class MissingError(Exception):
-    """The run lacks what a claim needs."""
-
-
-def case(record: Record, slug: str, name: str) -> CaseResult:
-    variant = record.variants.get(slug)
-    found = variant.cases.get(name) if variant else None
-    if found is None or found.timing is None:
-        raise MissingError(f"{slug} has no time for {name} in this run")
-    return found
-
-
-def fastest(record: Record, variants: tuple[str, ...], name: str) -> float:
-    """Least median in microseconds over these variants; all of them must have run, or the fastest may be missing."""
-    return min(case(record, slug, name).timing.median_us for slug in variants)
-
-
-def claim(name: str, unit: str, required: float, measure: Callable[[], float], at_least: bool = True) -> Claim:
-    try:
-        measured = measure()
-    except MissingError as gap:
-        return Claim(name=name, holds=None, measured=None, required=required, unit=unit, reason=str(gap))
-    holds = measured >= required if at_least else measured <= required
-    return Claim(name=name, holds=holds, measured=measured, required=required, unit=unit)
 
 
 def gpu_claims(record: Record) -> list[Claim]:

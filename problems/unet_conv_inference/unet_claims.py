@@ -4,53 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from worklog.record import CaseResult, Claim, Record
+from worklog.claims import MissingError, case, claim, error, fastest, median
+from worklog.record import Claim, Record
 
 EAGER = ("eager", "eager_cudnn_benchmark", "eager_tf32_off")
 COMPILED = ("compile", "compile_cudagraph", "compile_autotune")
 COMPILED_BF16 = tuple(f"{slug}_bf16" for slug in COMPILED)
 FIX, FIX_BF16 = "persistent", "persistent_bf16"
 CONVOLUTIONS = 35  # 25 in conv blocks, 5 around them, 2 down, 2 up, 1 at the end
-
-
-class MissingError(Exception):
-    """The run lacks what a claim needs."""
-
-
-def case(record: Record, slug: str, name: str) -> CaseResult:
-    variant = record.variants.get(slug)
-    found = variant.cases.get(name) if variant else None
-    if found is None or found.timing is None:
-        raise MissingError(f"{slug} has no time for {name} in this run")
-    return found
-
-
-def median(record: Record, slug: str, name: str) -> float:
-    """Microseconds."""
-    timing = case(record, slug, name).timing
-    assert timing
-    return timing.median_us
-
-
-def error(record: Record, slug: str, name: str) -> float:
-    found = case(record, slug, name).correctness
-    if found is None or found.value is None:
-        raise MissingError(f"{slug} has no error for {name} in this run")
-    return found.value
-
-
-def fastest(record: Record, slugs: tuple[str, ...], name: str) -> float:
-    """Least median in microseconds over these variants; all of them must have run, or the fastest may be missing."""
-    return min(median(record, slug, name) for slug in slugs)
-
-
-def claim(name: str, unit: str, required: float, measure: Callable[[], float], at_least: bool = True) -> Claim:
-    try:
-        measured = measure()
-    except MissingError as gap:
-        return Claim(name=name, holds=None, measured=None, required=required, unit=unit, reason=str(gap))
-    holds = measured >= required if at_least else measured <= required
-    return Claim(name=name, holds=holds, measured=measured, required=required, unit=unit)
 
 
 def gpu_claims(record: Record) -> list[Claim]:
